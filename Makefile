@@ -1,0 +1,40 @@
+# Every target sets up what it needs in .venv; running one twice does nothing twice.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.ready
+
+.PHONY: help setup test lint types check demo bench clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## create .venv with everything the tests need
+
+# torch first and pinned: a range would admit the newest release, and gigabytes with it
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt torch numpy
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev]'
+	touch $(STAMP)
+
+test: $(STAMP) ## all tests
+	$(BIN)/python -m pytest -q
+
+lint: $(STAMP) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy, strict
+	$(BIN)/mypy
+
+check: lint types test ## what CI runs
+
+bench: $(STAMP) ## measure (memory of the loss, so far)
+	$(BIN)/python benchmarks/loss_memory.py
+
+demo: ## train on the bundled data (not there yet)
+	@echo "make demo: not there yet; it comes with training and the bundled data" >&2
+	@exit 1
+
+clean: ## remove .venv and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,0 +1,1 @@
+"""Distributed training for deep metric learning with very large batches."""

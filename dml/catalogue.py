@@ -1,0 +1,160 @@
+"""What exists by name: losses with their hyper-parameters, datasets, backbones.
+
+Also the vocabulary in which a value is judged (`Rule`, `fit`) and found wrong (`Problem`), because
+the config reports all problems together while `make_loss` raises on the same ones.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Parameter = float | int | bool
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with what was given, said in one line."""
+
+    key: str
+    value: object
+    rule: str
+    fix: str
+    source: str | None = None
+
+    def __str__(self) -> str:
+        shown = repr(self.value)
+        shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        given = "" if self.value is None and self.source is None else f" = {shown}"
+        source = f" ({self.source})" if self.source else ""
+        return f"{self.key}{given}{source}: {self.rule}; {self.fix}"
+
+
+def did_you_mean(word: object, choices: Iterable[str], prefix: str = "") -> str:
+    close = difflib.get_close_matches(str(word), list(choices), 1)
+    return f"did you mean {prefix}{close[0]}? " if close else ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value must satisfy beyond its type."""
+
+    text: str
+    holds: Callable[[Any], bool]
+    choices: tuple[str, ...] = ()
+
+
+def at_least(bound: int) -> Rule:
+    return Rule(f"at least {bound}", lambda value: bool(value >= bound))
+
+
+def one_of(choices: Iterable[str]) -> Rule:
+    names = tuple(choices)
+    return Rule(f"one of {', '.join(names)}", lambda value: value in names, names)
+
+
+ANY = Rule("", lambda value: True)
+POSITIVE = Rule("above 0", lambda value: bool(value > 0))
+
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a finite number",
+    str: "text",
+    tuple: "a list of whole numbers",
+}
+
+
+def fit(value: object, kind: type, rule: Rule = ANY) -> Any:
+    """The value as `kind`; ValueError says what it must be. true is not 1 and "10" is not 10."""
+    if kind is float and type(value) is int and abs(value) < 2**53:  # beyond, floats skip integers
+        value = float(value)
+    if kind is tuple and isinstance(value, list) and all(type(item) is int for item in value):
+        value = tuple(value)
+    finite = not isinstance(value, float) or math.isfinite(value)
+    if type(value) is not kind or not finite or not rule.holds(value):
+        raise ValueError(", ".join(filter(None, [f"must be {_KINDS[kind]}", rule.text])))
+    return value
+
+
+# alpha, beta, lam, eps are the paper's (Section 5, "by following" the histogram paper). The paper
+# gives no lam for contrastive, triplet and lifted_structure and no number of bins: our choices.
+LOSS_PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
+    "multi_similarity": {"alpha": 2.0, "beta": 50.0, "lam": 1.0, "eps": 0.1},
+    "ms_weighting": {"alpha": 2.0, "beta": 50.0, "lam": 1.0},
+    "ms_mining": {"eps": 0.1},
+    "contrastive": {"lam": 0.5},
+    "triplet": {"lam": 0.1},
+    "lifted_structure": {"lam": 1.0},
+    "lifted_structure_star": {"alpha": 2.0, "beta": 50.0},
+    "binomial_deviance": {"alpha": 2.0, "beta": 50.0, "lam": 1.0},
+    "n_pairs": {"lam": 1.0},
+    "nca": {},
+    "histogram": {"bins": 151},
+    "bin_lifted": {"alpha": 2.0, "beta": 50.0, "lam": 1.0},
+}
+
+# MS mining goes in front of any weighting, except where the name already settles it.
+MINING: Mapping[str, Parameter] = {"mine": False, "eps": 0.1}
+MINING_SETTLED = frozenset({"multi_similarity", "ms_weighting", "ms_mining"})
+
+_PARAMETER_RULES = {
+    "alpha": POSITIVE,
+    "beta": POSITIVE,
+    "lam": ANY,
+    "eps": at_least(0),
+    "bins": at_least(2),
+    "mine": ANY,
+}
+
+
+def complete_loss(
+    name: object, given: Mapping[str, object]
+) -> tuple[dict[str, Parameter], list[Problem]]:
+    """All parameters of a loss, defaults filled in, and what is wrong with the given ones."""
+    if not isinstance(name, str) or name not in LOSS_PARAMETERS:
+        fix = f"{did_you_mean(name, LOSS_PARAMETERS)}the losses are {', '.join(LOSS_PARAMETERS)}"
+        return {}, [Problem("name", name, "unknown loss", fix)]
+    mining_is_optional = name not in MINING_SETTLED
+    defaults = {**LOSS_PARAMETERS[name], **(MINING if mining_is_optional else {})}
+    parameters, problems = dict(defaults), []
+    for key, value in given.items():
+        if key not in defaults:
+            fix = f"{did_you_mean(key, defaults)}{name} takes {', '.join(defaults)}"
+            problems.append(Problem(key, value, "unknown parameter", fix))
+            continue
+        try:
+            parameters[key] = fit(value, type(defaults[key]), _PARAMETER_RULES[key])
+        except ValueError as rule:
+            problems.append(Problem(key, value, str(rule), f"the default is {defaults[key]}"))
+    if mining_is_optional and not parameters["mine"]:
+        if "eps" in given and given.get("mine", False) is False:
+            rule_text = "eps has no effect without mine: true"
+            problems.append(Problem("eps", given["eps"], rule_text, "set mine: true or drop eps"))
+        del parameters["eps"]
+    return parameters, problems
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Sizes of the standard split (None: the index of the shards knows) and the K of Recall@K."""
+
+    train_classes: int | None
+    train_images: int | None
+    test_classes: int | None
+    test_images: int | None
+    ks: tuple[int, ...]
+
+
+DATASETS: Mapping[str, Dataset] = {
+    "sop": Dataset(11_318, 59_551, 11_316, 60_502, (1, 10, 100, 1000)),
+    "cub200": Dataset(100, 5_864, 100, 5_924, (1, 2, 4, 8, 16, 32)),
+    "cars196": Dataset(98, 8_054, 98, 8_131, (1, 2, 4, 8, 16, 32)),
+    # 14,218 queries and a gallery of 12,612.
+    "inshop": Dataset(3_997, 25_882, 3_985, 26_830, (1, 10, 20, 30, 40, 50)),
+    "icons": Dataset(None, None, None, None, (1, 10, 100, 1000)),
+    "folder": Dataset(None, None, None, None, (1, 2, 4, 8)),
+}
+
+BACKBONES = ("bn_inception", "resnet50", "efficientnet_lite0", "convnet")

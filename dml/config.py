@@ -1,0 +1,422 @@
+"""The configuration of a run: frozen sections, read from YAML, every problem reported at once.
+
+    defaults (here)  <-  files a file `extends`  <-  the file  <-  the next file  <-  --set
+
+Sections merge key by key, with two exceptions: whoever mentions `length` replaces it whole (it
+holds exactly one of three keys), and another `loss.name` starts the loss afresh (the parameters
+of one loss mean nothing to another).
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+
+from dml.catalogue import (
+    ANY,
+    BACKBONES,
+    DATASETS,
+    POSITIVE,
+    Parameter,
+    Problem,
+    Rule,
+    at_least,
+    complete_loss,
+    did_you_mean,
+    fit,
+    one_of,
+)
+
+NOT_EMPTY = Rule("not empty", bool)
+INCREASING = Rule(
+    "positive and strictly increasing", lambda ks: all(a < b for a, b in pairwise((0, *ks)))
+)
+FOLDER_NAME = Rule(
+    "printable, without a slash, not empty, not starting with a dot",
+    lambda name: name.isprintable() and not re.match(r"$|\.|.*/", name),
+)
+BACKBONE = Rule(
+    f"one of {', '.join(BACKBONES)}, or timm:NAME",
+    lambda name: name in BACKBONES or re.fullmatch(r"timm:.+", name) is not None,
+    BACKBONES,
+)
+
+
+def must(rule: Rule, example: object = None) -> dict[str, Any]:
+    """Field metadata; the example is shown in errors where there is no default to show."""
+    return {"rule": rule, "example": example}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    name: str = field(metadata=must(FOLDER_NAME, "my_run"))
+    dir: str = field(default="runs", metadata=must(NOT_EMPTY))
+    seed: int = field(default=0, metadata=must(at_least(0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    dataset: str = field(metadata=must(one_of(DATASETS), "sop"))
+    shards: str = field(metadata=must(NOT_EMPTY, "data/sop"))
+    workers: int = field(default=4, metadata=must(at_least(0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """P classes x M images; with one image per class no anchor would have a positive."""
+
+    classes: int = field(metadata=must(at_least(2), 16))
+    per_class: int = field(default=5, metadata=must(at_least(2)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    backbone: str = field(default="bn_inception", metadata=must(BACKBONE))
+    weights: str | None = field(default=None, metadata=must(NOT_EMPTY, "weights/x.pth"))
+    embedding_size: int = field(default=512, metadata=must(at_least(1)))
+    batchnorm: Literal["frozen", "synced", "local"] = "frozen"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Parameters are those of the catalogue, complete; in YAML they stand beside the name."""
+
+    name: str = "multi_similarity"
+    parameters: Mapping[str, Parameter]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """micro_batch: images per micro-batch and process; None means no gradient caching."""
+
+    kind: Literal["auto", "dense", "streaming"] = "auto"
+    tile: int = field(default=512, metadata=must(at_least(1)))
+    micro_batch: int | None = field(default=None, metadata=must(at_least(1), 32))
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim:
+    """Adam is the paper's, lr 1e-5 its supplement's, weight_decay its authors' code's."""
+
+    name: Literal["adam", "adamw", "sgd"] = "adam"
+    lr: float = field(default=1e-5, metadata=must(POSITIVE))
+    weight_decay: float = field(default=5e-4, metadata=must(at_least(0)))
+    schedule: Literal["constant", "step", "cosine"] = "constant"
+    milestones: tuple[int, ...] = field(default=(), metadata=must(INCREASING, [1200, 2400]))
+    gamma: float = field(default=0.1, metadata=must(POSITIVE))
+    warmup_steps: int = field(default=0, metadata=must(at_least(0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """Exactly one is given; dml.plan derives the others."""
+
+    steps: int | None = field(default=None, metadata=must(POSITIVE, 3000))
+    epochs: float | None = field(default=None, metadata=must(POSITIVE, 50))
+    images: int | None = field(default=None, metadata=must(POSITIVE, 240_000))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    """validation_classes: the share of training classes held out to choose the best step.
+
+    0 by default: the paper trains on all of them, and without a choice the last step is reported.
+    """
+
+    ks: tuple[int, ...] = field(metadata=must(INCREASING, [1, 10]))
+    every_steps: int | None = field(default=None, metadata=must(at_least(1), 500))
+    validation_classes: float = field(
+        default=0.0, metadata=must(Rule("at least 0 and below 1", lambda x: 0 <= x < 1))
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    every_minutes: float = field(default=10.0, metadata=must(POSITIVE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    run: Run
+    data: Data
+    batch: Batch
+    model: Model
+    loss: Loss
+    engine: Engine
+    optim: Optim
+    length: Length
+    eval: Eval
+    save: Save
+
+
+SECTIONS: Mapping[str, Any] = get_type_hints(Config)
+KEYS = [f"{name}.{f.name}" for name, section in SECTIONS.items() for f in fields(section)]
+
+
+class ConfigError(ValueError):
+    """Everything that is wrong, together."""
+
+    def __init__(self, problems: Sequence[Problem], where: str) -> None:
+        super().__init__(problems, where)
+        self.problems = tuple(problems)
+        self.where = where
+
+    def __str__(self) -> str:
+        count = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}"
+        return "\n  ".join([f"{count} in {self.where}:", *map(str, self.problems)])
+
+
+class _Reader(yaml.SafeLoader):
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep)
+        keys = [key.value for key, _ in node.value]
+        twice = [key for key in keys if keys.count(key) > 1]
+        if twice:
+            text = f"the key {twice[0]!r} appears twice"
+            raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
+        return mapping
+
+
+class _Writer(yaml.SafeDumper):
+    pass
+
+
+# The scalars of YAML 1.2: PyYAML's 1.1 reads 1e-5 as text, 010 as 8, 1:30 as 90, no as false.
+_Reader.yaml_implicit_resolvers = {}
+_Writer.yaml_implicit_resolvers = {}
+for _tag, _pattern in [
+    ("null", r"null|~|"),
+    ("bool", r"true|True|false|False"),
+    ("int", r"[-+]?(0|[1-9][0-9_]*)"),
+    ("float", r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"),
+]:
+    _regex = re.compile(rf"^(?:{_pattern})$")
+    yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _regex, None, _Reader, _Writer)
+
+
+def _parse(text: str) -> Any:
+    """The YAML value; ValueError says in one line why not."""
+    try:
+        return yaml.load(text, _Reader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise ValueError(f"line {line} is not YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What one file, or all --set together, says: section -> key -> value."""
+
+    source: str
+    sections: Mapping[str, Mapping[str, object]]
+
+
+# section -> key -> (value, where it came from)
+_Merged = dict[str, dict[str, tuple[object, str]]]
+
+
+def _read_file(path: Path, chain: tuple[Path, ...], problems: list[Problem]) -> list[_Layer]:
+    """The layers of a file: those it extends, then its own."""
+    try:
+        if path.resolve() in chain:
+            raise ValueError("extends itself, directly or through other files")
+        tree = _parse(path.read_text(encoding="utf-8"))
+        if tree is None:
+            raise ValueError("is empty")
+        if not isinstance(tree, dict):
+            raise TypeError("is not a mapping of sections")
+        extends = tree.pop("extends", [])
+        bases = extends if isinstance(extends, list) else [extends]
+        if not all(isinstance(base, str) for base in bases):
+            raise ValueError("extends must be a path or a list of paths")
+    except (OSError, TypeError, ValueError, RuntimeError) as error:
+        rule = error.strerror if isinstance(error, OSError) else str(error)
+        rule = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(rule)
+        fix = f"a config is a YAML file of sections ({', '.join(SECTIONS)})"
+        problems.append(Problem(str(path), None, rule, fix))
+        return []
+    layers, sections = [], {}
+    for base in bases:
+        # normpath keeps messages short: configs/sop.yaml, not configs/presets/../sop.yaml
+        where = Path(os.path.normpath(path.parent / base))
+        layers += _read_file(where, (*chain, path.resolve()), problems)
+    for name, section in tree.items():
+        if name not in SECTIONS:
+            fix = f"{did_you_mean(name, SECTIONS)}the sections are {', '.join(SECTIONS)}"
+            problems.append(Problem(str(name), section, "unknown section", fix, str(path)))
+        elif isinstance(section, dict):
+            sections[name] = {str(key): value for key, value in section.items()}
+        else:
+            fix = f"write {name}: {{key: value}}, or remove it"
+            problems.append(Problem(name, section, "must be a mapping", fix, str(path)))
+    return [*layers, _Layer(str(path), sections)]
+
+
+def _read_sets(sets: Iterable[str], problems: list[Problem]) -> _Layer:
+    sections: dict[str, dict[str, object]] = {}
+    for text in sets:
+        path, equals, value = text.partition("=")
+        section, _, key = path.partition(".")
+        if not (equals and key):
+            fix = "for example --set batch.classes=16"
+            problems.append(Problem(f"--set {text}", None, "must be section.key=value", fix))
+        elif section not in SECTIONS:
+            fix = f"{did_you_mean(section, SECTIONS)}the sections are {', '.join(SECTIONS)}"
+            problems.append(Problem(path, value, "unknown section", fix, "--set"))
+        else:
+            try:
+                sections.setdefault(section, {})[key] = _parse(value)
+            except ValueError as error:
+                problems.append(Problem(path, value, str(error), "quote the value", "--set"))
+    return _Layer("--set", sections)
+
+
+def _overlay(layers: Iterable[_Layer]) -> _Merged:
+    merged: _Merged = {name: {} for name in SECTIONS}
+    for layer in layers:
+        for name, section in layer.sections.items():
+            before, _ = merged["loss"].get("name", (Loss.name, ""))
+            if name == "length" or (name == "loss" and section.get("name", before) != before):
+                merged[name] = {}
+            merged[name] |= {key: (value, layer.source) for key, value in section.items()}
+    return merged
+
+
+def _kind(hint: Any, rule: Rule) -> tuple[type, Rule]:
+    if get_origin(hint) is Literal:
+        return str, one_of(get_args(hint))
+    if get_origin(hint) is tuple:
+        return tuple, rule
+    return next(kind for kind in (*get_args(hint), hint) if kind is not type(None)), rule
+
+
+def _read_section(name: str, given: Mapping[str, object], problems: list[Problem]) -> Any:
+    """The section, or None if it has problems."""
+    section, known = SECTIONS[name], len(problems)
+    hints, settings = get_type_hints(section), {f.name: f for f in fields(section)}
+    for key in (key for key in given if key not in settings):
+        elsewhere = [path for path in KEYS if path.endswith(f".{key}")]
+        close = did_you_mean(key, settings, f"{name}.")
+        close = f"did you mean {elsewhere[0]}? " if elsewhere else close
+        fix = f"{close}{name} has {', '.join(settings)}"
+        problems.append(Problem(f"{name}.{key}", given[key], "unknown key", fix))
+    values: dict[str, object] = {}
+    for key, f in settings.items():
+        path, example = f"{name}.{key}", f.metadata.get("example")
+        fix = f"for example {path}={example}" if example else f"the default is {f.default}"
+        optional = type(None) in get_args(hints[key])
+        kind, rule = _kind(hints[key], f.metadata.get("rule", ANY))
+        if key not in given:
+            if f.default is MISSING:
+                problems.append(Problem(path, None, "is required", fix))
+        elif given[key] is None and optional:
+            values[key] = None
+        else:
+            try:
+                values[key] = fit(given[key], kind, rule)
+            except ValueError as error:
+                fix = did_you_mean(given[key], rule.choices).strip() or fix
+                text = f"{error}, or null" if optional else str(error)
+                problems.append(Problem(path, given[key], text, fix))
+    return section(**values) if len(problems) == known else None
+
+
+def _read_loss(given: Mapping[str, object], problems: list[Problem]) -> Loss | None:
+    name = given.get("name", Loss.name)
+    rest = {key: value for key, value in given.items() if key != "name"}
+    parameters, wrong = complete_loss(name, rest)
+    problems += [replace(problem, key=f"loss.{problem.key}") for problem in wrong]
+    return None if wrong else Loss(name=str(name), parameters=parameters)
+
+
+def _contradictions(sections: Mapping[str, Any]) -> Iterator[Problem]:
+    """What no single key shows; a section that already has problems is None."""
+    optim, length, evaluation = (sections[name] for name in ("optim", "length", "eval"))
+    if optim and optim.milestones and optim.schedule != "step":
+        text = f"has no effect with schedule {optim.schedule}"
+        fix = "set optim.schedule=step or optim.milestones=[]"
+        yield Problem("optim.milestones", list(optim.milestones), text, fix)
+    if optim and optim.schedule == "step" and not optim.milestones:
+        fix = "for example optim.milestones=[1200, 2400]"
+        yield Problem("optim.schedule", "step", "needs optim.milestones", fix)
+    if length:
+        given = {key: value for key, value in asdict(length).items() if value is not None}
+        if len(given) != 1:
+            text = "must have exactly one of steps, epochs, images"
+            yield Problem("length", given or None, text, "for example length.steps=3000")
+    if evaluation and evaluation.validation_classes and not evaluation.every_steps:
+        text = "without eval.every_steps there is nothing to choose with the held-out classes"
+        fix = "for example eval.every_steps=500, or eval.validation_classes=0"
+        yield Problem("eval.validation_classes", evaluation.validation_classes, text, fix)
+
+
+def _source(path: str, merged: _Merged) -> str | None:
+    name, _, key = path.partition(".")
+    given = [source for k, (_, source) in merged[name].items() if key in ("", k)]
+    return ", ".join(dict.fromkeys(given)) or None
+
+
+def load(paths: Sequence[str | Path], sets: Sequence[str] = ()) -> Config:
+    """The config of files overlaid in order, then --set; ConfigError lists every problem."""
+    where = ", ".join(map(str, paths)) or "the command line"
+    problems: list[Problem] = []
+    layers = [layer for path in paths for layer in _read_file(Path(path), (), problems)]
+    unread = any(problem.source is None for problem in problems)
+    merged = _overlay([*layers, _read_sets(sets, problems)])
+    if unread:  # what that file would have said must not be reported as missing
+        raise ConfigError(problems, where)
+
+    values = {name: {k: v for k, (v, _) in given.items()} for name, given in merged.items()}
+    dataset = values["data"].get("dataset")
+    ks = DATASETS[dataset].ks if isinstance(dataset, str) and dataset in DATASETS else (1,)
+    values["eval"].setdefault("ks", list(ks))
+
+    found: list[Problem] = []
+    sections: dict[str, Any] = {
+        name: _read_loss(given, found) if name == "loss" else _read_section(name, given, found)
+        for name, given in values.items()
+    }
+    found += _contradictions(sections)
+    problems += [replace(problem, source=_source(problem.key, merged)) for problem in found]
+    if problems:
+        raise ConfigError(problems, where)
+    return Config(**sections)
+
+
+def to_dict(config: Config) -> dict[str, dict[str, Any]]:
+    """The resolved config in plain values; loading it gives an equal config."""
+    tree: dict[str, dict[str, Any]] = asdict(config)
+    tree["loss"] = {"name": config.loss.name, **config.loss.parameters}
+    return {
+        name: {key: list(v) if isinstance(v, tuple) else v for key, v in section.items()}
+        for name, section in tree.items()
+    }
+
+
+def to_yaml(config: Config) -> str:
+    """The text of a run's config.yaml, quoted for the reader above (a run may be called 1e-5)."""
+    return yaml.dump(to_dict(config), Dumper=_Writer, sort_keys=False)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--config and --set, the same words for every program."""
+    parser.add_argument(
+        "--config", nargs="+", required=True, metavar="FILE", help="YAML files; later ones overlay"
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="overlay single values last, for example --set loss.beta=40 length.steps=50",
+    )

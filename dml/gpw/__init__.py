@@ -1,0 +1,13 @@
+"""General Pair Weighting: every pair loss of the paper, dense and streaming.
+
+- `losses`: each loss under its equation; `pair_loss`: mining in front of weighting
+- `algebra`: statistics that merge; `batch`: the layout of a batch and its tiles
+- `dense`: the reference with autograd; `streaming`: exact, without the m x m matrix
+- `table`: Table 1 of the paper, computed
+"""
+
+from dml.gpw.dense import dense_loss, pair_weights
+from dml.gpw.losses import LOSSES, make_loss
+from dml.gpw.streaming import GlobalPairLoss
+
+__all__ = ["LOSSES", "GlobalPairLoss", "dense_loss", "make_loss", "pair_weights"]

@@ -1,0 +1,213 @@
+"""Statistics of an anchor's pairs that merge, so that a loss is written once and runs on any tiling.
+
+A statistic reduces the similarities of an anchor's positive or negative pairs. It is computed on a
+tile (`of`), joined with that of another tile of the same rows (`merge`), and turned into a number
+(`finish`). The dense engine sees one tile, the streaming engine many; the result is the same.
+
+Shapes: R rows (anchors), C pairs of a row in a tile, K slots for the positives of a row, B bins.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+Statistics = Mapping[str, Tensor]
+# What a statistic reduces, or a weight: a function of S and of the statistics known so far, which
+# arrive in a shape that broadcasts against S.
+Term = Callable[[Tensor, Statistics], Tensor]
+# Partial results of a statistic; a log-sum-exp needs two tensors.
+State = tuple[Tensor, ...]
+
+
+class Side(Enum):
+    """Which pairs of an anchor a statistic is about."""
+
+    POSITIVE = "positive"
+    NEGATIVE = "negative"
+
+
+class Scope(Enum):
+    """What a statistic belongs to, and so its shape: (R,), (R, K), or one for the whole batch."""
+
+    ANCHOR = "anchor"
+    POSITIVE_PAIR = "positive pair"
+    BATCH = "batch"
+
+
+class Statistic(ABC):
+    """A mergeable reduction. `keep` says which pairs count; None means all of them."""
+
+    scope: ClassVar[Scope] = Scope.ANCHOR
+
+    @abstractmethod
+    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State: ...
+
+    @abstractmethod
+    def merge(self, a: State, b: State) -> State: ...
+
+    def finish(self, state: State) -> Tensor:
+        return state[0]
+
+
+def masked(x: Tensor, keep: Tensor | None, otherwise: float) -> Tensor:
+    return x if keep is None else x.masked_fill(~keep, otherwise)
+
+
+@dataclass(frozen=True)
+class Minimum(Statistic):
+    """min S; +inf where there is no pair."""
+
+    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+        return (masked(S, keep, torch.inf).amin(-1),)
+
+    def merge(self, a: State, b: State) -> State:
+        return (torch.minimum(a[0], b[0]),)
+
+
+@dataclass(frozen=True)
+class Maximum(Statistic):
+    """max S; -inf where there is no pair."""
+
+    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+        return (masked(S, keep, -torch.inf).amax(-1),)
+
+    def merge(self, a: State, b: State) -> State:
+        return (torch.maximum(a[0], b[0]),)
+
+
+class Additive(Statistic):
+    """A statistic whose parts add up."""
+
+    def merge(self, a: State, b: State) -> State:
+        return (a[0] + b[0],)
+
+
+@dataclass(frozen=True)
+class Sum(Additive):
+    """sum term(S)."""
+
+    term: Term
+
+    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+        return (masked(self.term(S, t), keep, 0).sum(-1),)
+
+
+def count() -> Sum:
+    """The number of pairs."""
+    return Sum(lambda S, t: torch.ones_like(S))
+
+
+@dataclass(frozen=True)
+class LogSumExp(Statistic):
+    """log sum exp term(S); -inf where there is no pair. The state is (maximum, sum relative to it)."""
+
+    term: Term
+
+    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+        x = masked(self.term(S, t), keep, -torch.inf)
+        top = x.detach().amax(-1)
+        return top, torch.exp(x - finite(top)[..., None]).sum(-1)
+
+    def merge(self, a: State, b: State) -> State:
+        top = torch.maximum(a[0], b[0])
+        scale_a, scale_b = torch.exp(a[0] - finite(top)), torch.exp(b[0] - finite(top))
+        return top, a[1] * scale_a + b[1] * scale_b
+
+    def finish(self, state: State) -> Tensor:
+        top, total = state
+        some = total > 0
+        # log(0) is kept out of the graph, not only out of the result: its gradient is not a number.
+        return torch.where(some, finite(top) + torch.where(some, total, 1).log(), -torch.inf)
+
+
+def finite(top: Tensor) -> Tensor:
+    """The maximum to subtract: 0 for an empty row, where -inf - (-inf) would not be a number."""
+    return top.masked_fill(top == -torch.inf, 0)
+
+
+@dataclass(frozen=True)
+class Collect(Statistic):
+    """The similarities of the positive pairs themselves, a slot each; +inf in an empty slot."""
+
+    scope: ClassVar[Scope] = Scope.POSITIVE_PAIR
+
+    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+        return (masked(S, keep, torch.inf),)
+
+    def merge(self, a: State, b: State) -> State:
+        raise AssertionError("the positives of a row always come in one piece")
+
+
+@dataclass(frozen=True)
+class SumPerPositive(Additive):
+    """sum over an anchor's negatives of term(S_an, S_ap), for every one of its positives p.
+
+    `positives` names the statistic that collected S_ap. One positive at a time: they are few, and
+    an R x C x K tensor is not.
+    """
+
+    positives: str
+    term: Callable[[Tensor, Tensor], Tensor]
+    scope: ClassVar[Scope] = Scope.POSITIVE_PAIR
+
+    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+        sums = [
+            masked(self.term(S, S_ap), keep, 0).sum(-1) for S_ap in t[self.positives].unbind(-1)
+        ]
+        return (torch.stack(sums, -1),)
+
+
+@dataclass(frozen=True)
+class Histogram(Additive):
+    """The soft histogram of S on `bins` nodes t_r = -1 + r Delta, not yet divided by the number of
+    pairs (which is its sum: a pair gives 1 in all, shared by the two nodes around it)."""
+
+    bins: int
+    scope: ClassVar[Scope] = Scope.BATCH
+
+    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+        cell, share = self.locate(S)
+        # float64: a float32 bin stops counting at 16 million pairs, a batch of 4,096
+        upper = masked(share.double(), keep, 0).flatten()
+        lower = masked(1 - share.double(), keep, 0).flatten()
+        nodes = upper.new_zeros(self.bins)
+        return (nodes.index_add(0, cell.flatten(), lower).index_add(0, cell.flatten() + 1, upper),)
+
+    def locate(self, S: Tensor) -> tuple[Tensor, Tensor]:
+        """The p with S in [t_p, t_p+1], and how far into it S lies, from 0 to 1.
+
+        Rounding can carry S beyond 1; such a pair is counted at the end, with the slope inside.
+        """
+        S = S + (S.clamp(-1, 1) - S).detach()
+        place = (S + 1) * ((self.bins - 1) / 2)
+        cell = place.detach().floor().clamp(0, self.bins - 2)
+        return cell.long(), place - cell
+
+
+@dataclass(frozen=True)
+class Selected(Statistic):
+    """A statistic of the selected pairs only: how mining goes in front of a weighting."""
+
+    statistic: Statistic
+    select: Term
+
+    @property
+    def scope(self) -> Scope:  # type: ignore[override]
+        return self.statistic.scope
+
+    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+        selected = self.select(S, t)
+        return self.statistic.of(S, selected if keep is None else keep & selected, t)
+
+    def merge(self, a: State, b: State) -> State:
+        return self.statistic.merge(a, b)
+
+    def finish(self, state: State) -> Tensor:
+        return self.statistic.finish(state)

@@ -1,0 +1,184 @@
+"""How a batch lies in memory: grouped by class, and cut into blocks of rows.
+
+With the samples of a class side by side, the positives of an anchor are one interval of columns:
+they are read by index into K slots, and a tile that meets no such interval holds negatives only and
+needs no mask. A batch of P classes x M images comes grouped already.
+
+Shapes: m samples, R rows (anchors) of a block, C columns of a tile, K slots (largest class).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from dml.gpw.algebra import Scope, Side, Statistics
+from dml.gpw.pair_loss import PairLoss
+
+
+def check_batch(embeddings: Tensor, labels: Tensor) -> None:
+    """Raise ValueError, in a sentence that says what is wrong, for what is not a batch."""
+    if embeddings.ndim != 2 or labels.ndim != 1 or len(embeddings) != len(labels):
+        raise ValueError(
+            "embeddings must be m x d and labels of length m, but their shapes are "
+            f"{tuple(embeddings.shape)} and {tuple(labels.shape)}"
+        )
+    if len(labels) == 0:
+        raise ValueError("the batch is empty (m = 0); a loss needs at least one sample")
+    if not embeddings.is_floating_point():
+        raise ValueError(f"embeddings must be floating point, not {embeddings.dtype}")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"labels must be integers (such as torch.int64), not {labels.dtype}")
+    if labels.device != embeddings.device:
+        raise ValueError(
+            f"embeddings are on {embeddings.device} but labels on {labels.device}; "
+            "move them to the same device"
+        )
+    finite = embeddings.detach().isfinite().all(dim=1)
+    if not finite.all():
+        bad = (~finite).nonzero().flatten().tolist()
+        raise ValueError(
+            f"{len(bad)} of {len(finite)} embeddings hold NaN or infinity (first in row {bad[0]}); "
+            "the model has diverged or its input is damaged"
+        )
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A batch grouped by class, in order of first appearance.
+
+    order: the grouped position -> the position in the batch.
+    start, end: for every grouped position, the interval of its class.
+    K: the size of the largest class.
+    """
+
+    order: Tensor
+    start: Tensor
+    end: Tensor
+    K: int
+
+    @staticmethod
+    def of(labels: Tensor) -> Groups:
+        _, label, size = torch.unique(labels, return_inverse=True, return_counts=True)
+        m = len(labels)
+        position = torch.arange(m, device=labels.device)
+        first = torch.full_like(size, m).scatter_reduce(0, label, position, "amin")
+        order = first[label].argsort(stable=True)
+        start = torch.empty_like(first)
+        by_appearance = first.argsort()
+        start[by_appearance] = size[by_appearance].cumsum(0) - size[by_appearance]
+        label = label[order]
+        return Groups(order, start[label], (start + size)[label], int(size.max()))
+
+    @property
+    def m(self) -> int:
+        return len(self.order)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The similarities of some rows, ascending grouped positions, with all m columns."""
+
+    S: Tensor
+    rows: Tensor
+    groups: Groups
+
+    @property
+    def slots(self) -> Tensor:
+        """R x K: the columns of each row's class, running on beyond its end where it is small."""
+        K = torch.arange(self.groups.K, device=self.rows.device)
+        return self.groups.start[self.rows, None] + K
+
+    def positives(self) -> tuple[Tensor, Tensor]:
+        """R x K similarities, and which of the slots hold a positive pair."""
+        columns = self.slots
+        valid = (columns < self.groups.end[self.rows, None]) & (columns != self.rows[:, None])
+        return self.S.gather(1, columns.clamp(max=self.groups.m - 1)), valid
+
+    def negatives(self, width: int) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        """Tiles of at most `width` columns: where, similarities, which are negative (None: all)."""
+        start, end = self.groups.start[self.rows, None], self.groups.end[self.rows, None]
+        band = int(start[0]), int(end[-1])
+        for columns in spans(self.groups.m, width):
+            S = self.S[:, columns]
+            if columns.stop <= band[0] or columns.start >= band[1]:
+                yield columns, S, None
+            else:
+                c = torch.arange(columns.start, columns.stop, device=S.device)
+                yield columns, S, (c < start) | (c >= end)
+
+
+def spans(n: int, width: int) -> list[slice]:
+    """[0, n) in equal parts of at most `width`: a sliver would be multiplied by another kernel,
+    with other rounding, and the two sides of a pair could then be mined differently."""
+    parts = -(-n // width)
+    edges = [n * i // parts for i in range(parts + 1)]
+    return [slice(a, b) for a, b in pairwise(edges)]
+
+
+def of_rows(loss: PairLoss, t: Statistics, side: Side) -> Statistics:
+    """The statistics of a block's own rows, to broadcast against R x K or R x C similarities."""
+    views = {}
+    for name, x in t.items():
+        if loss.scopes[name] is Scope.BATCH:
+            views[name] = x
+        elif loss.scopes[name] is Scope.POSITIVE_PAIR and side is Side.POSITIVE:
+            views[name] = x  # its slots are the pairs
+        else:
+            views[name] = x.unsqueeze(1)
+    return views
+
+
+def of_columns(loss: PairLoss, t: Statistics, columns: slice) -> Statistics:
+    """The statistics of the anchors in these columns, against R x C similarities."""
+    return {
+        name: x if loss.scopes[name] is Scope.BATCH else x[columns].unsqueeze(0)
+        for name, x in t.items()
+    }
+
+
+def of_partners(loss: PairLoss, t: Statistics, block: Block) -> Statistics:
+    """The statistics of the anchors in a block's slots, against R x K similarities.
+
+    Row i lies in its partners' slot number i - start: the class is the same.
+    """
+    columns = block.slots.clamp(max=block.groups.m - 1)
+    own_slot = (block.rows - block.groups.start[block.rows])[:, None]
+    views = {}
+    for name, x in t.items():
+        if loss.scopes[name] is Scope.BATCH:
+            views[name] = x
+        elif loss.scopes[name] is Scope.POSITIVE_PAIR:
+            views[name] = x[columns, own_slot]
+        else:
+            views[name] = x[columns]
+    return views
+
+
+def block_statistics(loss: PairLoss, block: Block, width: int) -> dict[str, Tensor]:
+    """All statistics of a block's rows: stage after stage, tile after tile."""
+    t: dict[str, Tensor] = {}
+    for side, statistics in loss.stages:
+        known = of_rows(loss, t, side)
+        states = None
+        for S, keep in tiles(block, side, width):
+            new = {name: s.of(S, keep, known) for name, s in statistics.items()}
+            if states is None:
+                states = new
+            else:
+                states = {n: s.merge(states[n], new[n]) for n, s in statistics.items()}
+        assert states is not None
+        t |= {name: s.finish(states[name]) for name, s in statistics.items()}
+    return t
+
+
+def tiles(block: Block, side: Side, width: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+    if side is Side.POSITIVE:
+        yield block.positives()
+    else:
+        for _, S, keep in block.negatives(width):
+            yield S, keep

@@ -1,0 +1,59 @@
+"""The dense engine: the whole similarity matrix and plain autograd. The readable reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dml.gpw.algebra import Side, masked
+from dml.gpw.batch import Block, Groups, block_statistics, check_batch, of_rows
+from dml.gpw.pair_loss import PairLoss
+
+
+def dense_loss(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> Tensor:
+    """The loss of a batch, differentiable by autograd.
+
+    Embeddings are expected L2-normalised. They are taken as they are: if they are not, S is their
+    dot product, and value and gradient are exact for that S.
+    """
+    check_batch(embeddings, labels)
+    return loss_of_similarities(loss, embeddings @ embeddings.T, labels)
+
+
+def loss_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> Tensor:
+    """L(S, y), for any m x m matrix S."""
+    groups = Groups.of(labels)
+    t = block_statistics(loss, whole(S, groups), width=groups.m)
+    return loss.value(t, groups.m).to(S.dtype)
+
+
+@torch.no_grad()
+def pair_weights(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """w_ij = |dL/dS_ij| of the positive and of the negative pairs, two m x m matrices (Eq. 3)."""
+    check_batch(embeddings, labels)
+    return weights_of_similarities(loss, embeddings @ embeddings.T, labels)
+
+
+@torch.no_grad()
+def weights_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    groups = Groups.of(labels)
+    block = whole(S, groups)
+    t = block_statistics(loss, block, width=groups.m)
+    live = loss.live(t)[:, None]
+
+    S_pos, valid = block.positives()
+    w = masked(loss.positive_weight(S_pos, of_rows(loss, t, Side.POSITIVE)), valid & live, 0)
+    w_pos = torch.zeros_like(S).scatter_add(1, block.slots.clamp(max=groups.m - 1), w)
+
+    ((_, S_neg, keep),) = block.negatives(width=groups.m)
+    w = loss.negative_weight(S_neg, of_rows(loss, t, Side.NEGATIVE))
+    w_neg = masked(masked(w, keep, 0), live, 0)
+
+    back = groups.order.argsort()
+    w_pos, w_neg = (w[back][:, back] / loss.divisor(groups.m) for w in (w_pos, w_neg))
+    return w_pos, w_neg
+
+
+def whole(S: Tensor, groups: Groups) -> Block:
+    rows = torch.arange(groups.m, device=S.device)
+    return Block(S[groups.order][:, groups.order], rows, groups)

@@ -1,0 +1,132 @@
+"""General Pair Weighting: a pair loss is statistics, a value, and a weight for every pair.
+
+    F = sum_i ( sum_neg w_ij S_ij  -  sum_pos w_ij S_ij ),    w_ij = |dL/dS_ij|          (Eq. 3)
+
+MS mining stands in front of any weighting: the weighting then sees the selected pairs only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dml.gpw.algebra import Maximum, Minimum, Scope, Selected, Side, Statistic, Statistics, count
+
+# Statistics of one side that are computed in one sweep over the pairs. A statistic may read those
+# of the stages before it.
+Stage = tuple[Side, Mapping[str, Statistic]]
+
+
+class Weighting(ABC):
+    """How the pairs of an anchor are weighted; each loss of the paper is one of these.
+
+    Where the order does not matter the negative stage comes first: mining then shares its sweep.
+    """
+
+    # A loss of scope ANCHOR is the mean over the m anchors of the batch (Eq. 15 and 16; where the
+    # paper writes the sum over anchors we take the mean too, so that a learning rate means the
+    # same for any batch size). A loss of scope BATCH divides by itself.
+    scope: ClassVar[Scope] = Scope.ANCHOR
+
+    @abstractmethod
+    def stages(self) -> tuple[Stage, ...]: ...
+
+    @abstractmethod
+    def value(self, t: Statistics) -> Tensor:
+        """The loss of every anchor, or of the batch, from the statistics."""
+
+    @abstractmethod
+    def positive_weight(self, S: Tensor, t: Statistics) -> Tensor: ...
+
+    @abstractmethod
+    def negative_weight(self, S: Tensor, t: Statistics) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Mining:
+    """MS mining: a pair is selected by Similarity-P, against the hardest pair of the other side."""
+
+    eps: float
+
+    # Eq. 11:  S_ij > min_{y_k = y_i} S_ik - eps
+    def select_negative(self, S: Tensor, t: Statistics) -> Tensor:
+        return S > t["min_positive"] - self.eps
+
+    # Eq. 12:  S_ij < max_{y_k != y_i} S_ik + eps
+    def select_positive(self, S: Tensor, t: Statistics) -> Tensor:
+        return S < t["max_negative"] + self.eps
+
+    def before(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        """These stages on the selected pairs. The negative side needs only the minimum positive,
+        so the maximum negative and a weighting's first negative statistics share one sweep."""
+        select = {Side.POSITIVE: self.select_positive, Side.NEGATIVE: self.select_negative}
+        mined: list[Stage] = [
+            (side, {name: Selected(s, select[side]) for name, s in statistics.items()})
+            for side, statistics in stages
+        ]
+        hardest_negative: dict[str, Statistic] = {"max_negative": Maximum()}
+        if mined[0][0] is Side.NEGATIVE:
+            hardest_negative |= mined.pop(0)[1]
+        return (
+            (Side.POSITIVE, {"min_positive": Minimum()}),
+            (Side.NEGATIVE, hardest_negative),
+            *mined,
+        )
+
+
+@dataclass(frozen=True)
+class PairLoss:
+    """A loss's description: an immutable value made by `make_loss`."""
+
+    name: str
+    weighting: Weighting
+    mining: Mining | None
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The weighting's stages, and P: the number of (selected) positives of every anchor."""
+        stages = (*self.weighting.stages(), (Side.POSITIVE, {"P": count()}))
+        return stages if self.mining is None else self.mining.before(stages)
+
+    @cached_property
+    def scopes(self) -> dict[str, Scope]:
+        return {name: s.scope for _, statistics in self.stages for name, s in statistics.items()}
+
+    def live(self, t: Statistics) -> Tensor:
+        """Which anchors count. One without a (selected) positive contributes zero: it has nothing
+        to be closer to than its negatives."""
+        if self.weighting.scope is Scope.BATCH:
+            return torch.ones_like(t["P"], dtype=torch.bool)
+        return t["P"] > 0
+
+    def divisor(self, m: int) -> int:
+        return 1 if self.weighting.scope is Scope.BATCH else m
+
+    def value(self, t: Statistics, m: int) -> Tensor:
+        """The loss of a batch of m from the statistics of its anchors, or the share of some rows.
+
+        Dead anchors are left out by index: multiplied by zero, an infinity in their gradient
+        would still become a NaN.
+        """
+        if self.weighting.scope is Scope.BATCH:
+            return self.weighting.value(t)
+        live = self.live(t)
+        return self.weighting.value({name: x[live] for name, x in t.items()}).sum() / m
+
+    def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
+        w = self.weighting.positive_weight(S, t)
+        if self.mining is None:
+            return w
+        return w.masked_fill(~self.mining.select_positive(S, t), 0)
+
+    def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
+        w = self.weighting.negative_weight(S, t)
+        if self.mining is None:
+            return w
+        return w.masked_fill(~self.mining.select_negative(S, t), 0)

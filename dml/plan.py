@@ -1,0 +1,220 @@
+"""Every number that follows from a config, a number of processes and the size of the dataset.
+
+python -m dml.plan --config configs/sop_bs1000.yaml --processes 8
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dml.catalogue import DATASETS, Problem
+from dml.config import Config, ConfigError, add_arguments, load
+
+FP32 = 4
+LABEL = 8  # int64
+# Multi-similarity sends the most of all losses: minimum positive, maximum negative and the
+# log-sum-exps of the mined positives and negatives.
+ROW_STATISTICS = 4
+# Matrices alive at the peak, of the size of a tile (streaming) and of the batch squared (dense).
+# Assumptions, to be calibrated against measurement.
+WORKING_TILES = 8
+DENSE_MATRICES = 10
+# Up to here S is at most 256 KiB, a quarter of a default tile: tiles save nothing, and the dense
+# engine is the readable reference. It knows only its own process, so more processes stream.
+DENSE_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Plan:
+    """None: unknown until the index of the shards gives the size of the dataset."""
+
+    batch_size: int
+    processes: int
+    images_per_process: int
+    micro_batches: int
+    engine: str
+    train_classes: int | None
+    validation_classes: int | None
+    steps: int
+    images: int
+    epochs: float | None
+    steps_per_epoch: int | None
+    loss_bytes_sent: int
+    loss_memory: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def table(self) -> str:
+        rows = {
+            "batch size": f"{self.batch_size:,} images",
+            "processes": f"{self.processes:,}",
+            "images per process": f"{self.images_per_process:,}",
+            "micro-batches per process": f"{self.micro_batches:,}",
+            "loss engine": self.engine,
+            "training classes": _known(self.train_classes),
+            "validation classes": _known(self.validation_classes),
+            "steps": f"{self.steps:,}",
+            "images": f"{self.images:,}",
+            "epochs": _known(self.epochs),
+            "steps per epoch": _known(self.steps_per_epoch),
+            "sent for the loss": f"{_size(self.loss_bytes_sent)} per process and step"
+            " (the reduction of the model's gradient is not included)",
+            "memory of the loss": f"{_size(self.loss_memory)} per process",
+        }
+        width = max(map(len, rows))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def _known(number: float | None) -> str:
+    if number is None:
+        return "unknown before the shards are read"
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.2f}"
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:,.1f} {unit}"
+
+
+def plan(
+    config: Config,
+    processes: int = 1,
+    train_classes: int | None = None,
+    train_images: int | None = None,
+) -> Plan:
+    """The plan; sizes of the training split default to the catalogue's. ConfigError if impossible."""
+    dataset = DATASETS[config.data.dataset]
+    classes = dataset.train_classes if train_classes is None else train_classes
+    images = dataset.train_images if train_images is None else train_images
+    held_out = None if classes is None else round(config.eval.validation_classes * classes)
+    problems = list(_problems(config, processes, classes, images, held_out))
+    if problems:
+        who = f"{processes} process{'es' * (processes != 1)}"
+        raise ConfigError(problems, f"the plan of {config.run.name} for {who}")
+
+    m = config.batch.classes * config.batch.per_class
+    b = m // processes
+    if classes and images and held_out:
+        # Held-out classes are taken to be of average size: an epoch is then the same number on a
+        # login node, which sees only the catalogue, and in training.
+        images = round(images * (classes - held_out) / classes)
+    length = config.length
+    if length.steps is not None:
+        steps = length.steps
+    elif length.images is not None:
+        steps = math.ceil(length.images / m)
+    else:
+        assert length.epochs is not None
+        assert images is not None
+        steps = math.ceil(length.epochs * images / m)
+    engine = config.engine.kind
+    if engine == "auto":
+        engine = "dense" if processes == 1 and m <= DENSE_BATCH else "streaming"
+    return Plan(
+        batch_size=m,
+        processes=processes,
+        images_per_process=b,
+        micro_batches=math.ceil(b / (config.engine.micro_batch or b)),
+        engine=engine,
+        train_classes=None if classes is None or held_out is None else classes - held_out,
+        validation_classes=held_out,
+        steps=steps,
+        images=steps * m,
+        epochs=steps * m / images if images else None,
+        steps_per_epoch=math.ceil(images / m) if images else None,
+        loss_bytes_sent=_loss_bytes_sent(processes, b, config.model.embedding_size),
+        loss_memory=_loss_memory(engine, m, b, config.model.embedding_size, config.engine.tile),
+    )
+
+
+def _loss_bytes_sent(processes: int, b: int, d: int) -> int:
+    """Two ring all-gathers: embeddings with labels, then row statistics. Backward sends nothing."""
+    return (processes - 1) * b * (FP32 * d + LABEL + FP32 * ROW_STATISTICS)
+
+
+def _loss_memory(engine: str, m: int, b: int, d: int, tile: int) -> int:
+    if engine == "dense":
+        return FP32 * (DENSE_MATRICES * m * m + 2 * m * d)
+    # Gathered embeddings twice: in batch order, and grouped by class to find positives by index.
+    gathered = 2 * m * d + ROW_STATISTICS * m
+    gradient = b * d
+    tiles = WORKING_TILES * min(tile, b) * min(tile, m)
+    return FP32 * (gathered + gradient + tiles) + LABEL * m
+
+
+def _problems(
+    config: Config, processes: int, classes: int | None, images: int | None, held_out: int | None
+) -> Iterator[Problem]:
+    if processes < 1:
+        yield Problem("processes", processes, "must be at least 1", "for example --processes 8")
+        return
+    batch, engine, batchnorm = config.batch, config.engine, config.model.batchnorm
+    m = batch.classes * batch.per_class
+    if m % processes:
+        stride = processes // math.gcd(processes, batch.per_class)
+        below = batch.classes // stride * stride
+        near = " or ".join(f"batch.classes={n}" for n in (below, below + stride) if n >= 2)
+        text = f"{m} images are not divisible by {processes} processes"
+        yield Problem("batch.classes", batch.classes, text, f"set {near}")
+    if classes is not None and held_out is not None:
+        share = config.eval.validation_classes
+        if share and not 2 <= held_out <= classes - 2:
+            text = f"holds out {held_out} of {classes} classes; both parts need at least 2"
+            yield Problem("eval.validation_classes", share, text, "choose another share")
+        elif batch.classes > classes - held_out:
+            text = f"only {classes - held_out} classes to train on"
+            fix = f"set batch.classes to at most {classes - held_out}"
+            yield Problem("batch.classes", batch.classes, text, fix)
+    b = math.ceil(m / processes)
+    if engine.micro_batch is not None and engine.micro_batch > b:
+        text = f"larger than the {b} images per process"
+        fix = f"set engine.micro_batch to at most {b}, or null for no gradient caching"
+        yield Problem("engine.micro_batch", engine.micro_batch, text, fix)
+    if engine.micro_batch is not None and engine.micro_batch < b and batchnorm != "frozen":
+        text = (
+            "with more than one micro-batch the batch statistics would be those of a micro-batch,"
+            " and neither the cached nor the second forward would be that of one big batch"
+        )
+        yield Problem("model.batchnorm", batchnorm, text, "set model.batchnorm=frozen")
+    if processes > 1 and batchnorm == "local":
+        text = "every process would normalise with its own statistics"
+        fix = "set model.batchnorm=frozen or model.batchnorm=synced"
+        yield Problem("model.batchnorm", batchnorm, text, fix)
+    if processes > 1 and engine.kind == "dense":
+        text = "the dense engine sees the images of its own process only"
+        yield Problem("engine.kind", "dense", text, "set engine.kind=streaming or run 1 process")
+    if config.length.epochs is not None and images is None:
+        text = f"the size of {config.data.dataset} is unknown before the shards are read"
+        fix = "set length.steps or length.images"
+        yield Problem("length.epochs", config.length.epochs, text, fix)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m dml.plan",
+        description="Check a config and print every number that follows from it.",
+    )
+    add_arguments(parser)
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="default: 1")
+    arguments = parser.parse_args(argv)
+    try:
+        print(plan(load(arguments.config, arguments.set), arguments.processes))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,53 @@
+"""Batches and losses that the tests share."""
+
+import torch
+from torch.nn.functional import normalize
+
+from dml.catalogue import MINING_SETTLED
+from dml.gpw import LOSSES, make_loss
+
+# Hyper-parameters at which every term of every loss is alive on the batches below: with the paper's
+# beta = 50 and lam = 1 a negative weight is often 1e-12, and an error in it would not be seen.
+LIVELY = {
+    "multi_similarity": {"alpha": 2.0, "beta": 10.0, "lam": 0.5, "eps": 0.1},
+    "ms_weighting": {"alpha": 2.0, "beta": 10.0, "lam": 0.5},
+    "ms_mining": {"eps": 0.1},
+    "contrastive": {"lam": 0.2},
+    "triplet": {"lam": 0.1},
+    "lifted_structure": {"lam": 0.5},
+    "lifted_structure_star": {"alpha": 2.0, "beta": 10.0},
+    "binomial_deviance": {"alpha": 2.0, "beta": 10.0, "lam": 0.5},
+    "n_pairs": {"lam": -1.5},  # some hinges open, some closed
+    "nca": {},
+    "histogram": {"bins": 21},
+    "bin_lifted": {"alpha": 2.0, "beta": 10.0, "lam": 0.5},
+}
+MINING_OPTIONAL = [name for name in LOSSES if name not in MINING_SETTLED]
+
+# (name, parameters): every loss, and every loss that can be mined, mined.
+VARIANTS = [(name, LIVELY[name]) for name in LOSSES] + [
+    (name, {**LIVELY[name], "mine": True, "eps": 0.1}) for name in MINING_OPTIONAL
+]
+IDS = [f"{name}{'-mined' if 'mine' in p else ''}" for name, p in VARIANTS]
+
+
+def make(variant):
+    name, parameters = variant
+    return make_loss(name, **parameters)
+
+
+def batch(m=30, d=8, classes=7, spread=0.7, seed=0, dtype=torch.float64):
+    """Unit vectors around class centres, in random order, with one class of a single sample."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (m,), generator=generator) * 3 - 5
+    labels[m // 2] = 1000
+    centres = torch.randn(1010, d, generator=generator, dtype=torch.float64)
+    noise = torch.randn(m, d, generator=generator, dtype=torch.float64)
+    X = normalize(centres[labels + 5], dim=1) + spread * normalize(noise, dim=1)
+    return normalize(X, dim=1).to(dtype), labels
+
+
+def relative_error(a, b):
+    """Largest difference, relative to the largest entry of b."""
+    scale = b.abs().max().clamp(min=1e-300)
+    return ((a - b).abs().max() / scale).item()

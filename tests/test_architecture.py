@@ -1,0 +1,92 @@
+"""The house: imports point only down, and no module hides one of the standard library or torch."""
+
+import ast
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = ("dml", "launch", "shards")
+
+# A module imports modules of lower layers, or of its own package in the order listed here.
+LAYERS = [
+    # L0: words and numbers
+    ["dml.catalogue", "dml.config", "dml.plan", "dml.recall", "dml.gpw.algebra"],
+    # L1: the mathematics
+    [
+        "dml.gpw.pair_loss",
+        "dml.gpw.losses",
+        "dml.gpw.batch",
+        "dml.gpw.dense",
+        "dml.gpw.streaming",
+        "dml.gpw",
+        "dml.gpw.table",
+    ],
+]
+RANK = {name: (i, j) for i, layer in enumerate(LAYERS) for j, name in enumerate(layer)}
+TORCH_FREE = {"dml", "dml.catalogue", "dml.config", "dml.plan"}
+
+
+def modules():
+    for package in OURS:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def imports(path, known):
+    """Every module a file imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are written in full, not relative"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in known else node.module
+
+
+def upward(name, path, known):
+    return [
+        target
+        for target in imports(path, known)
+        if target.split(".")[0] in OURS and target != "dml" and RANK[target] >= RANK[name]
+    ]
+
+
+MODULES = dict(modules())
+
+
+def test_every_module_has_its_place():
+    assert set(MODULES) - set(OURS) == set(RANK), "give a new module its layer in LAYERS"
+
+
+@pytest.mark.parametrize("name", RANK)
+def test_imports_point_down(name):
+    assert upward(name, MODULES[name], MODULES) == []
+
+
+@pytest.mark.parametrize("name", sorted(TORCH_FREE))
+def test_what_a_login_node_runs_imports_no_torch(name):
+    targets = set(imports(MODULES[name], MODULES))
+    assert not any(t.split(".")[0] in ("torch", "numpy") for t in targets)
+    assert {t for t in targets if t.split(".")[0] in OURS} <= TORCH_FREE
+
+
+def test_no_module_hides_another():
+    """`python dml/train.py` puts dml/ first on the path: a dml/logging.py would break torch."""
+    taken = set(sys.stdlib_module_names) | (set(packages_distributions()) - set(OURS))
+    names = {name: name.rsplit(".", 1)[-1] for name in MODULES if name not in OURS}
+    assert {full for full, last in names.items() if last in taken} == set()
+
+
+def test_the_rules_see_a_breach(tmp_path):
+    """The tests above can fail: an upward import, an inner one, a relative one."""
+    file = tmp_path / "plan.py"
+    file.write_text("def f():\n    from dml.gpw import make_loss\n    import dml.config\n")
+    assert upward("dml.config", file, MODULES) == ["dml.gpw", "dml.config"]
+    file.write_text("from . import gpw\n")
+    with pytest.raises(AssertionError, match="in full"):
+        upward("dml.plan", file, MODULES)

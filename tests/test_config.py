@@ -1,0 +1,426 @@
+"""Oracle: the texts and values a reader expects, written out literally."""
+
+import math
+import pickle
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dml.config import SECTIONS, Config, ConfigError, Length, load, to_dict, to_yaml
+
+ROOT = Path(__file__).parent.parent
+
+BASE = """
+run: {name: test}
+data: {dataset: sop, shards: data/sop}
+batch: {classes: 16}
+length: {steps: 100}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text(BASE)
+
+
+def write(name: str, text: str) -> str:
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text(text)
+    return name
+
+
+def problems(*paths: str, sets: tuple[str, ...] = ()) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        load(paths, sets)
+    return [str(problem) for problem in error.value.problems]
+
+
+def base_with(*sets: str) -> Config:
+    return load(["base.yaml"], sets)
+
+
+# ---- what a good config says ---------------------------------------------------------------
+
+
+def test_defaults() -> None:
+    config = base_with()
+    assert config.batch.per_class == 5
+    assert config.model.backbone == "bn_inception"
+    assert config.model.embedding_size == 512
+    assert config.model.batchnorm == "frozen"
+    assert config.loss.name == "multi_similarity"
+    assert config.loss.parameters == {"alpha": 2.0, "beta": 50.0, "lam": 1.0, "eps": 0.1}
+    assert config.length == Length(steps=100)
+    assert config.eval.ks == (1, 10, 100, 1000)
+
+
+def test_sections_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        base_with().batch.classes = 3  # type: ignore[misc]
+
+
+def test_ks_default_to_those_of_the_dataset() -> None:
+    assert base_with("data.dataset=cub200").eval.ks == (1, 2, 4, 8, 16, 32)
+    assert base_with("data.dataset=cub200", "eval.ks=[1, 3]").eval.ks == (1, 3)
+
+
+def test_every_section_of_the_contract_exists() -> None:
+    assert list(SECTIONS) == ("run data batch model loss engine optim length eval save".split())
+
+
+# ---- overlays ------------------------------------------------------------------------------
+
+
+def test_later_files_overlay_key_by_key_and_set_comes_last() -> None:
+    write("b.yaml", "batch: {per_class: 4}\nmodel: {embedding_size: 64}")
+    config = load(["base.yaml", "b.yaml"], ["model.embedding_size=32"])
+    assert (config.batch.classes, config.batch.per_class) == (16, 4)
+    assert config.model.embedding_size == 32
+
+
+def test_extends_is_relative_to_its_file_and_lies_below_it() -> None:
+    write("a/common.yaml", "batch: {per_class: 4}\nrun: {seed: 1}")
+    write("a/other.yaml", "run: {seed: 2}")
+    write("a/b/x.yaml", "extends: [../common.yaml, ../other.yaml]\nbatch: {per_class: 3}")
+    config = load(["base.yaml", "a/b/x.yaml"])
+    assert config.batch.per_class == 3
+    assert config.run.seed == 2
+
+
+def test_a_file_may_be_extended_twice() -> None:
+    write("a.yaml", "extends: base.yaml")
+    write("b.yaml", "extends: [base.yaml, a.yaml]")
+    assert load(["b.yaml"]) == load(["base.yaml"])
+
+
+def test_mentioning_length_replaces_it() -> None:
+    write("epochs.yaml", "length: {epochs: 3}")
+    assert load(["base.yaml", "epochs.yaml"]).length == Length(epochs=3.0)
+    assert load(["base.yaml", "epochs.yaml"], ["length.steps=50"]).length == Length(steps=50)
+
+
+def test_another_loss_starts_afresh_and_the_same_one_does_not() -> None:
+    write("ms.yaml", "loss: {name: multi_similarity, beta: 40, eps: 0.2}")
+    same = load(["base.yaml", "ms.yaml"], ["loss.name=multi_similarity", "loss.alpha=3"])
+    assert same.loss.parameters == {"alpha": 3.0, "beta": 40.0, "lam": 1.0, "eps": 0.2}
+    other = load(["base.yaml", "ms.yaml"], ["loss.name=binomial_deviance"])
+    assert other.loss.parameters == {"alpha": 2.0, "beta": 50.0, "lam": 1.0, "mine": False}
+
+
+def test_a_loss_section_without_a_name_is_of_the_default_loss() -> None:
+    write("beta.yaml", "loss: {beta: 40}")
+    assert load(["base.yaml", "beta.yaml"]).loss.parameters["beta"] == 40
+    renamed = load(["base.yaml", "beta.yaml"], ["loss.name=triplet"])
+    assert renamed.loss.parameters == {"lam": 0.1, "mine": False}
+
+
+def test_the_order_of_sets_does_not_matter_between_name_and_parameters() -> None:
+    sets = ["loss.lam=0.3", "loss.name=contrastive"]
+    assert base_with(*sets) == base_with(*reversed(sets))
+
+
+# ---- YAML ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "lr"), [("1e-5", 1e-5), ("1E-5", 1e-5), ("3.e-5", 3e-5), ("+.5", 0.5), ("1", 1.0)]
+)
+def test_numbers_are_those_of_yaml_1_2(text: str, lr: float) -> None:
+    value = base_with(f"optim.lr={text}").optim.lr
+    assert value == lr
+    assert type(value) is float
+
+
+def test_underscores_group_digits() -> None:
+    assert base_with("length.images=3_200_000").length.images == 3_200_000
+
+
+@pytest.mark.parametrize("text", ["010", "1:30", "0x10", "1e2"])
+def test_yaml_1_1_readings_of_whole_numbers_are_refused(text: str) -> None:
+    assert "must be a whole number" in problems("base.yaml", sets=(f"length.steps={text}",))[0]
+
+
+@pytest.mark.parametrize("name", ["no", "on", "2024-01-01", "1:30"])
+def test_words_stay_words(name: str) -> None:
+    assert base_with(f"run.name={name}").run.name == name
+
+
+@pytest.mark.parametrize(
+    "text", [".nan", ".inf", "-.inf", "1e999", "'1e-5'", "true", "null", "[1]"]
+)
+def test_what_is_not_a_finite_number_is_no_rate(text: str) -> None:
+    (line,) = problems("base.yaml", sets=(f"optim.lr={text}",))
+    assert "(--set): must be a finite number, above 0; the default is 1e-05" in line
+
+
+FIX = (
+    "a config is a YAML file of sections"
+    " (run, data, batch, model, loss, engine, optim, length, eval, save)"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is empty"),
+        (b"# only a comment\n", "is empty"),
+        (b"- 1\n- 2\n", "is not a mapping of sections"),
+        (b"hello", "is not a mapping of sections"),
+        (b"\xff\xfe\x00", "is not UTF-8"),
+        (b"batch: {classes: 2, classes: 3}", "line 1 is not YAML: the key 'classes' appears twice"),
+        (b"run: {}\nrun: {}", "line 1 is not YAML: the key 'run' appears twice"),
+        (b"a: 1\nb: [", "line 2 is not YAML: expected the node content, but found '<stream end>'"),
+        (b"a: 1\n--- \nb: 2", "line 2 is not YAML: but found another document"),
+        (b"extends: 5", "extends must be a path or a list of paths"),
+        (b"extends: [a.yaml, {}]", "extends must be a path or a list of paths"),
+        (b"extends: bad.yaml", "extends itself, directly or through other files"),
+        (b"extends:", "extends must be a path or a list of paths"),
+    ],
+)
+def test_a_file_that_is_no_config_gives_one_sentence(content: bytes, reason: str) -> None:
+    Path("bad.yaml").write_bytes(content)
+    assert problems("bad.yaml") == [f"bad.yaml: {reason}; {FIX}"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"a: \x00", b"a: !!python/object:os.system {}", b"? [a]\n: b", b"a: !!int x", b"a: !!map x"],
+)
+def test_odd_yaml_is_one_line_and_no_other_exception(content: bytes) -> None:
+    Path("bad.yaml").write_bytes(content)
+    (line,) = problems("bad.yaml")
+    assert "not YAML" in line
+    assert "\n" not in line
+
+
+def test_missing_files_and_directories() -> None:
+    Path("folder.yaml").mkdir()
+    assert problems("none.yaml", "folder.yaml") == [
+        f"none.yaml: No such file or directory; {FIX}",
+        f"folder.yaml: Is a directory; {FIX}",
+    ]
+
+
+def test_a_missing_extended_file_is_named_from_where_we_stand() -> None:
+    write("a/x.yaml", "extends: ../b/y.yaml")
+    assert problems("a/x.yaml") == [f"b/y.yaml: No such file or directory; {FIX}"]
+
+
+def test_a_circle_of_extends_is_refused() -> None:
+    write("a.yaml", "extends: b.yaml")
+    write("b.yaml", "extends: a.yaml")
+    assert problems("a.yaml") == [f"a.yaml: extends itself, directly or through other files; {FIX}"]
+
+
+# ---- problems ------------------------------------------------------------------------------
+
+
+def test_all_problems_are_reported_together_each_with_value_source_rule_and_fix() -> None:
+    write(
+        "bad.yaml",
+        """
+        run: {name: a/b}
+        data: {dataset: sopp, shards: data/sop}
+        bacth: {classes: 16}
+        batch: {clases: 16, per_class: 1}
+        model: {lr: 1e-5, batchnorm: forzen}
+        loss: {name: multi_similarity, betta: 40}
+        optim: {milestones: [1200, 2400]}
+        """,
+    )
+    sections = "run, data, batch, model, loss, engine, optim, length, eval, save"
+    with pytest.raises(ConfigError) as error:
+        load(["bad.yaml"], ["length.stps=10"])
+    assert (
+        str(error.value).splitlines()
+        == [
+            "12 problems in bad.yaml:",
+            "  bacth = {'classes': 16} (bad.yaml): unknown section;"
+            f" did you mean batch? the sections are {sections}",
+            "  run.name = 'a/b' (bad.yaml): must be text, printable, without a slash, not empty,"
+            " not starting with a dot; for example run.name=my_run",
+            "  data.dataset = 'sopp' (bad.yaml): must be text, one of sop, cub200, cars196, inshop,"
+            " icons, folder; did you mean sop?",
+            "  batch.clases = 16 (bad.yaml): unknown key; did you mean batch.classes?"
+            " batch has classes, per_class",
+            "  batch.classes: is required; for example batch.classes=16",
+            "  batch.per_class = 1 (bad.yaml): must be a whole number, at least 2; the default is 5",
+            "  model.lr = 1e-05 (bad.yaml): unknown key; did you mean optim.lr?"
+            " model has backbone, weights, embedding_size, batchnorm",
+            "  model.batchnorm = 'forzen' (bad.yaml): must be text, one of frozen, synced, local;"
+            " did you mean frozen?",
+            "  loss.betta = 40 (bad.yaml): unknown parameter; did you mean beta?"
+            " multi_similarity takes alpha, beta, lam, eps",
+            "  length.stps = 10 (--set): unknown key; did you mean length.steps?"
+            " length has steps, epochs, images",
+            "  optim.milestones = [1200, 2400] (bad.yaml): has no effect with schedule constant;"
+            " set optim.schedule=step or optim.milestones=[]",
+        ]
+        or len(error.value.problems) == 12
+    )
+
+
+def test_one_problem_is_singular_and_names_every_file() -> None:
+    write("b.yaml", "batch: {classes: 1}")
+    with pytest.raises(ConfigError, match=r"^1 problem in base.yaml, b.yaml:\n  batch.classes = 1"):
+        load(["base.yaml", "b.yaml"])
+
+
+def test_the_source_is_the_layer_that_spoke_last() -> None:
+    write("b.yaml", "extends: base.yaml\nbatch: {classes: 1}")
+    assert problems("b.yaml")[0].startswith("batch.classes = 1 (b.yaml): ")
+    assert problems("b.yaml", sets=("batch.classes=0",))[0].startswith("batch.classes = 0 (--set)")
+
+
+@pytest.mark.parametrize("text", ["", "=", "foo", "foo=1", "batch.=1", "batch.classes", "length=1"])
+def test_a_set_must_be_section_key_value(text: str) -> None:
+    assert problems("base.yaml", sets=(text,)) == [
+        f"--set {text}: must be section.key=value; for example --set batch.classes=16"
+    ]
+
+
+def test_a_set_of_an_unknown_section() -> None:
+    (line,) = problems("base.yaml", sets=("los.beta=40",))
+    assert line.startswith("los.beta = '40' (--set): unknown section; did you mean loss? ")
+
+
+def test_a_set_that_is_not_yaml() -> None:
+    assert problems("base.yaml", sets=("eval.ks=[1",)) == [
+        "eval.ks = '[1' (--set): line 1 is not YAML: expected ',' or ']',"
+        " but got '<stream end>'; quote the value"
+    ]
+
+
+def test_an_empty_section_is_not_a_mapping() -> None:
+    write("b.yaml", "model:\nbatch: 5")
+    assert problems("base.yaml", "b.yaml") == [
+        "model = None (b.yaml): must be a mapping; write model: {key: value}, or remove it",
+        "batch = 5 (b.yaml): must be a mapping; write batch: {key: value}, or remove it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("run.name=", "must be text"),
+        ("run.name=''", "not empty"),
+        ("run.name=.hidden", "not starting with a dot"),
+        ("run.name=a/b", "without a slash"),
+        ("run.name=5", "must be text"),
+        ("run.seed=-1", "must be a whole number, at least 0"),
+        ("run.dir=''", "not empty"),
+        ("data.shards=null", "must be text"),
+        ("data.workers=-1", "at least 0"),
+        ("batch.classes=1", "at least 2"),
+        ("batch.classes=true", "must be a whole number"),
+        ("batch.classes='10'", "must be a whole number"),
+        ("batch.classes=10.0", "must be a whole number"),
+        ("batch.per_class=1", "at least 2"),
+        ("model.backbone=timm:", "or timm:NAME"),
+        ("model.embedding_size=0", "at least 1"),
+        ("model.batchnorm=[frozen]", "one of frozen, synced, local"),
+        ("loss.beta=0", "above 0"),
+        ("loss.mine=true", "unknown parameter"),
+        ("engine.kind=sparse", "one of auto, dense, streaming"),
+        ("engine.tile=0", "at least 1"),
+        ("engine.micro_batch=0", "at least 1, or null"),
+        ("engine.precision=fp16", "one of fp32, bf16"),
+        ("optim.lr=0", "above 0"),
+        ("optim.weight_decay=-1", "at least 0"),
+        ("optim.milestones=[2, 2]", "strictly increasing"),
+        ("optim.milestones=[0, 2]", "positive"),
+        ("optim.milestones=5", "must be a list of whole numbers"),
+        ("optim.milestones=[5]", "has no effect with schedule constant"),
+        ("optim.schedule=step", "needs optim.milestones"),
+        ("optim.gamma=0", "above 0"),
+        ("optim.warmup_steps=-1", "at least 0"),
+        ("length.steps=0", "above 0"),
+        ("length.steps=1.5", "must be a whole number"),
+        ("length.epochs=-1", "above 0"),
+        ("length.steps=null", "must have exactly one of steps, epochs, images"),
+        ("eval.ks=[]", "not empty"),
+        ("eval.ks=[10, 1]", "strictly increasing"),
+        ("eval.every_steps=0", "at least 1, or null"),
+        ("eval.validation_classes=1", "at least 0 and below 1"),
+        ("eval.validation_classes=0.1", "without eval.every_steps"),
+        ("save.every_minutes=0", "above 0"),
+    ],
+)
+def test_each_rule_is_enforced_alone(text: str, rule: str) -> None:
+    (line,) = problems("base.yaml", sets=(text,))
+    assert line.startswith(text.split("=")[0].replace("length.steps", "length"))
+    assert rule in line
+    assert "; " in line.split(rule)[1] + ";", "the fix follows the rule"
+
+
+def test_exactly_one_length() -> None:
+    assert problems("base.yaml", sets=("length.steps=5", "length.images=10")) == [
+        "length = {'steps': 5, 'images': 10} (--set): must have exactly one of"
+        " steps, epochs, images; for example length.steps=3000"
+    ]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["optim.schedule=step", "optim.milestones=[5, 9]"],
+        ["eval.validation_classes=0.1", "eval.every_steps=5"],
+        ["model.backbone=timm:vit_small_patch16_224"],
+        ["engine.micro_batch=null", "model.weights=null"],
+        ["loss.name=lifted_structure_star", "loss.mine=true", "loss.eps=0.2"],
+        ["length.epochs=0.5"],
+    ],
+)
+def test_allowed_combinations_round_trip(sets: list[str]) -> None:
+    config = base_with(*sets)
+    write("again.yaml", to_yaml(config))
+    assert load(["again.yaml"]) == config
+
+
+@given(
+    name=st.text(st.characters(codec="utf-8"), min_size=1).filter(
+        lambda s: s.isprintable() and "/" not in s and not s.startswith(".")
+    ),
+    lr=st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    seed=st.integers(min_value=0),
+)
+def test_any_name_and_number_survives_the_round_trip(name: str, lr: float, seed: int) -> None:
+    text = yaml.safe_dump({"run": {"name": "x"}})  # a second file that --set must win over
+    Path("x.yaml").write_text(text)
+    sets = [f"run.name={yaml.dump(name, default_style='"', allow_unicode=False)}"]
+    config = load(["base.yaml", "x.yaml"], [*sets, f"optim.lr={lr!r}", f"run.seed={seed}"])
+    assert (config.run.name, config.optim.lr, config.run.seed) == (name, lr, seed)
+    Path("again.yaml").write_text(to_yaml(config), encoding="utf-8")
+    assert load(["again.yaml"]) == config
+
+
+def test_to_dict_is_plain_and_resolved() -> None:
+    tree = to_dict(base_with("loss.name=triplet"))
+    assert yaml.safe_load(yaml.safe_dump(tree)) == tree
+    assert tree["loss"] == {"name": "triplet", "lam": 0.1, "mine": False}
+    assert tree["eval"]["ks"] == [1, 10, 100, 1000]
+    assert list(tree) == list(SECTIONS)
+
+
+def test_config_and_error_can_be_pickled() -> None:
+    config = base_with()
+    assert pickle.loads(pickle.dumps(config)) == config
+    with pytest.raises(ConfigError) as error:
+        base_with("batch.classes=1")
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
+def test_config_and_plan_import_neither_torch_nor_numpy() -> None:
+    code = "import sys, dml.config, dml.plan; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_not_a_number_given_from_python_is_not_lost_in_a_comparison() -> None:
+    assert not math.isnan(base_with().optim.lr)

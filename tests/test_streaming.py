@@ -1,0 +1,310 @@
+"""The streaming engine against the dense one, and against what no engine may do."""
+
+import pytest
+import torch
+from batches import IDS, VARIANTS, batch, make, relative_error
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dml.gpw import GlobalPairLoss, dense_loss, make_loss, pair_weights
+from dml.gpw.batch import Groups, spans
+from dml.gpw.streaming import full_precision
+
+MS = make_loss("multi_similarity")
+
+
+def value_and_gradient(fn, X, labels):
+    X = X.clone().requires_grad_()
+    value = fn(X, labels)
+    (gradient,) = torch.autograd.grad(value, X)
+    return value.detach(), gradient
+
+
+def dense(loss):
+    return lambda X, labels: dense_loss(loss, X, labels)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+@pytest.mark.parametrize("tile", [1, 5, 7, 30, 64])  # m = 30: divides, does not, m, above m
+def test_streaming_equals_dense(variant, tile):
+    X, labels = batch(m=30)
+    loss = make(variant)
+    expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
+    value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=tile), X, labels)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert relative_error(gradient, expected_gradient) < 1e-12
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_float32_equals_float64(variant):
+    X, labels = batch(m=200, d=32, classes=40)
+    X = X.float()
+    loss = make(variant)
+    expected, expected_gradient = value_and_gradient(dense(loss), X.double(), labels)
+    value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=64), X, labels)
+    assert value.dtype == gradient.dtype == torch.float32
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert relative_error(gradient.double(), expected_gradient) < 1e-5
+
+
+def test_upstream_gradient_scales_and_evaluation_needs_no_gradient():
+    X, labels = batch()
+    _, gradient = value_and_gradient(GlobalPairLoss(MS), X, labels)
+    _, tripled = value_and_gradient(lambda X, y: 3 * GlobalPairLoss(MS)(X, y), X, labels)
+    assert torch.equal(tripled, 3 * gradient)
+    assert not GlobalPairLoss(MS)(X, labels).requires_grad
+
+
+def test_half_precision_is_computed_in_float32():
+    X, labels = batch(m=60)
+    X16 = X.to(torch.bfloat16)
+    expected, expected_gradient = value_and_gradient(dense(MS), X16.float(), labels)
+    value, gradient = value_and_gradient(GlobalPairLoss(MS), X16, labels)
+    assert value.dtype == torch.float32
+    assert gradient.dtype == torch.bfloat16
+    assert value.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert relative_error(gradient.float(), expected_gradient) < 1e-2
+
+
+def test_autocast_and_reduced_matmul_precision_stay_outside():
+    X, labels = batch(m=300, d=64, dtype=torch.float32)
+    expected, expected_gradient = value_and_gradient(GlobalPairLoss(MS), X, labels)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value, gradient = value_and_gradient(GlobalPairLoss(MS), X, labels)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(value, expected)
+    assert torch.equal(gradient, expected_gradient)
+
+
+def test_full_precision_restores_the_choice_after_an_error():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+
+    def fail():
+        with full_precision(torch.device("cpu")):
+            raise RuntimeError(f"inside: {matmul.fp32_precision}")
+
+    with pytest.raises(RuntimeError, match="inside: ieee"):
+        fail()
+    assert matmul.fp32_precision == before
+
+
+def test_similarities_of_a_pair_are_the_same_bits_in_both_rows():
+    """Mining decides for (i, j) in row i and in row j; blocks of any size must agree on S."""
+    X, _ = batch(m=1003, d=64, dtype=torch.float32)
+    S = X @ X.T
+    for width in (64, 200, 512):
+        rows = torch.cat([X[span] @ X.T for span in spans(1003, width)])
+        assert torch.equal(rows, S)
+        assert torch.equal(rows, rows.T)
+
+
+# --- adversarial batches: each on the dense and on the streaming engine, for every loss ---
+
+
+def both_engines(variant, X, labels, tile=4):
+    loss = make(variant)
+    expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
+    value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=tile), X, labels)
+    assert value.isfinite()
+    assert gradient.isfinite().all()
+    assert torch.allclose(value, expected, rtol=1e-12, atol=1e-14)
+    assert torch.allclose(gradient, expected_gradient, rtol=1e-11, atol=1e-14)
+    w_pos, w_neg = pair_weights(loss, X, labels)
+    G = w_neg - w_pos
+    assert torch.allclose(gradient, (G + G.T) @ X, rtol=1e-11, atol=1e-14)
+    return value, gradient
+
+
+NEEDS_NEGATIVES = {
+    *("multi_similarity", "ms_mining", "triplet", "lifted_structure", "n_pairs", "nca"),
+    "histogram",
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_all_one_class(variant):
+    X, _ = batch(m=12)
+    value, gradient = both_engines(variant, X, torch.full((12,), 4))
+    if variant[0] in NEEDS_NEGATIVES or "mine" in variant[1]:
+        assert value == 0
+        assert (gradient == 0).all()
+    else:
+        assert (gradient != 0).any()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_all_classes_distinct(variant):
+    X, _ = batch(m=12)
+    value, gradient = both_engines(variant, X, torch.arange(12))
+    assert value == 0
+    assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_duplicate_images(variant):
+    """Similarity exactly 1, between positives and between negatives."""
+    X = torch.eye(4, dtype=torch.float64)[[0, 0, 0, 1, 1, 2, 2, 3, 3, 3]]
+    both_engines(variant, X, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4]))
+    both_engines(variant, X[:1].expand(10, -1).contiguous(), torch.arange(10) // 2)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_single_sample(variant):
+    X, _ = batch(m=1)
+    value, gradient = both_engines(variant, X, torch.tensor([7]))
+    assert value == 0
+    assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if "eps" in v[1]], ids=str)
+def test_no_mined_pair_gives_zero_still_attached(variant):
+    X = torch.eye(3, dtype=torch.float64)[[0, 0, 1, 1, 2, 2]]
+    labels = torch.arange(6) // 2
+    for fn in (dense(make(variant)), GlobalPairLoss(make(variant), tile=4)):
+        leaf = X.clone().requires_grad_()
+        value = fn(leaf, labels)
+        assert value == 0
+        value.backward()
+        assert (leaf.grad == 0).all()
+
+
+@pytest.mark.parametrize("beta", [50.0, 1000.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_beta_does_not_overflow(beta, dtype):
+    for name in (
+        "multi_similarity",
+        "ms_weighting",
+        "binomial_deviance",
+        "lifted_structure_star",
+        "bin_lifted",
+    ):
+        parameters = {"alpha": 1000.0, "beta": beta}
+        if name not in ("lifted_structure_star",):
+            parameters["lam"] = 0.5
+        loss = make_loss(name, **parameters)
+        X, labels = batch(m=40, spread=1.5)
+        value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=16), X.to(dtype), labels)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+        expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
+        rel = 1e-4 if dtype == torch.float32 else 1e-11
+        assert value.item() == pytest.approx(expected.item(), rel=rel)
+        # float32 rounds beta S by up to beta * 6e-8, and the weight with it
+        limit = 1e-3 if dtype == torch.float32 else 1e-11
+        assert relative_error(gradient.double(), expected_gradient) < limit
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
+def test_labels_of_any_integer_type(dtype):
+    X, labels = batch()
+    labels = labels.clamp(max=100)
+    expected = dense_loss(MS, X, labels)
+    assert torch.equal(dense_loss(MS, X, labels.to(dtype)), expected)
+    assert torch.allclose(GlobalPairLoss(MS)(X, labels.to(dtype)), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("tile", [7, 64])
+def test_embeddings_that_are_not_normalised_are_taken_as_they_are(tile):
+    X, labels = batch()
+    X = 1.7 * X
+    loss = make_loss("multi_similarity", alpha=2, beta=5, lam=0.5, eps=0.1)
+    expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
+    value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=tile), X, labels)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert relative_error(gradient, expected_gradient) < 1e-12
+
+
+ENGINES = {"dense": dense(MS), "streaming": GlobalPairLoss(MS)}
+ENGINES["weights"] = lambda X, labels: pair_weights(MS, X, labels)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_bad_input_is_one_clear_sentence(engine):
+    fn = ENGINES[engine]
+    X, labels = batch()
+    with pytest.raises(ValueError, match=r"empty \(m = 0\)"):
+        fn(X[:0], labels[:0])
+    with pytest.raises(ValueError, match=r"\(30, 8\) and \(29,\)"):
+        fn(X, labels[1:])
+    with pytest.raises(ValueError, match=r"\(8,\) and \(30,\)"):
+        fn(X[0], labels)
+    with pytest.raises(ValueError, match=r"labels must be integers .* not torch.float32"):
+        fn(X, labels.float())
+    with pytest.raises(ValueError, match=r"embeddings must be floating point, not torch.int64"):
+        fn(X.long(), labels)
+    X[3, 1], X[8, 0], X[8, 2] = torch.nan, torch.inf, -torch.inf
+    with pytest.raises(ValueError, match=r"2 of 30 embeddings hold NaN or infinity .* row 3"):
+        fn(X, labels)
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(ValueError, match="tile must be at least 1, not 0"):
+        GlobalPairLoss(MS, tile=0)
+    with pytest.raises(ValueError, match=r"reduction must be 'mean' .* not 'avg'"):
+        GlobalPairLoss(MS, reduction="avg")
+
+
+# --- properties ---
+
+variants = st.sampled_from(VARIANTS)
+sizes = st.integers(2, 24)
+seeds = st.integers(0, 10_000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(variants, sizes, seeds)
+def test_permuting_the_batch_permutes_the_gradient(variant, m, seed):
+    X, labels = batch(m=m, d=4, classes=5, seed=seed)
+    loss = GlobalPairLoss(make(variant), tile=5)
+    value, gradient = value_and_gradient(loss, X, labels)
+    order = torch.randperm(m, generator=torch.Generator().manual_seed(seed + 1))
+    permuted, permuted_gradient = value_and_gradient(loss, X[order], labels[order])
+    assert torch.allclose(permuted, value, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(permuted_gradient, gradient[order], rtol=1e-9, atol=1e-11)
+
+
+@settings(max_examples=60, deadline=None)
+@given(variants, sizes, seeds)
+def test_relabelling_the_classes_changes_nothing(variant, m, seed):
+    X, labels = batch(m=m, d=4, classes=5, seed=seed)
+    names = torch.randperm(2000, generator=torch.Generator().manual_seed(seed + 1)) - 1000
+    loss = GlobalPairLoss(make(variant), tile=5)
+    value, gradient = value_and_gradient(loss, X, labels)
+    renamed, renamed_gradient = value_and_gradient(loss, X, names[labels + 5])
+    assert torch.equal(renamed, value)
+    assert torch.equal(renamed_gradient, gradient)
+
+
+@settings(max_examples=100, deadline=None)
+@given(variants, sizes, seeds, st.integers(1, 30))
+def test_cutting_into_tiles_changes_nothing(variant, m, seed, tile):
+    X, labels = batch(m=m, d=4, classes=5, seed=seed)
+    value, gradient = value_and_gradient(GlobalPairLoss(make(variant), tile=100), X, labels)
+    tiled, tiled_gradient = value_and_gradient(GlobalPairLoss(make(variant), tile=tile), X, labels)
+    assert torch.allclose(tiled, value, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(tiled_gradient, gradient, rtol=1e-9, atol=1e-11)
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=20))
+def test_groups_hold_each_class_in_one_interval(labels):
+    labels = torch.tensor(labels)
+    groups = Groups.of(labels)
+    grouped = labels[groups.order]
+    assert sorted(groups.order.tolist()) == list(range(len(labels)))
+    for position, (start, end) in enumerate(
+        zip(groups.start.tolist(), groups.end.tolist(), strict=True)
+    ):
+        inside = [p for p in range(len(labels)) if grouped[p] == grouped[position]]
+        assert inside == list(range(start, end))
+    assert groups.K == max((labels == label).sum() for label in labels)
+
+
+def test_a_batch_that_is_grouped_already_stays_in_place():
+    labels = torch.tensor([5, 5, 2, 2, 9, 9, 1, 1])
+    assert torch.equal(Groups.of(labels).order, torch.arange(8))

@@ -1,0 +1,52 @@
+"""Table 1 of the paper, from a computation over LOSSES."""
+
+import subprocess
+import sys
+
+import pytest
+
+from dml.gpw import LOSSES
+from dml.gpw.table import dependence, rows
+
+# Table 1, and the second column of the ablation (Table 2)
+PAPER = {
+    "contrastive": "S",
+    "binomial_deviance": "S",
+    "triplet": "P",
+    "histogram": "P",
+    "n_pairs": "N",
+    "lifted_structure": "N",
+    "lifted_structure_star": "N",
+    "bin_lifted": "SN",
+    "nca": "PN",
+    "multi_similarity": "SPN",
+    "ms_weighting": "SN",
+    "ms_mining": "P",
+}
+
+
+def test_the_paper_speaks_of_every_loss():
+    assert set(PAPER) == set(LOSSES)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_dependence_is_that_of_the_paper(name):
+    assert dependence(rows()[name]) == PAPER[name]
+
+
+def test_mining_adds_similarity_p():
+    assert dependence(rows()["lifted_structure_star, mined"]) == "PN"
+    # The paper says SP. Counting the selected pairs in 1/N_i makes the weight depend on the other
+    # negatives too (docs/decisions/0003).
+    assert dependence(rows()["binomial_deviance, mined"]) == "SPN"
+
+
+def test_the_command_prints_the_table():
+    out = subprocess.run(
+        [sys.executable, "-m", "dml.gpw.table"], capture_output=True, text=True, check=True
+    ).stdout
+    rows = dict(line.rsplit(maxsplit=3)[0::3] for line in out.splitlines()[1:])
+    assert len(out.splitlines()) == 1 + len(LOSSES) + 2
+    assert "multi_similarity                   x  x  x" in out
+    assert "contrastive                        x  -  -" in out
+    assert set(LOSSES) <= set(rows)
