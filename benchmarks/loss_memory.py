@@ -22,7 +22,7 @@ def resident(field: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
 
 
-def measure(name: str, m: int, d: int, tile: int) -> dict[str, object]:
+def measure(name: str, m: int, d: int, tile: int) -> dict[str, float]:
     import torch
 
     from dml.gpw import GlobalPairLoss, make_loss
@@ -40,14 +40,13 @@ def measure(name: str, m: int, d: int, tile: int) -> dict[str, object]:
     loss(X, labels).backward()
     seconds, peak = time.perf_counter() - start, resident("VmHWM")
     assert X.grad is not None
-    return {
-        **{"loss": name, "m": m, "d": d, "tile": tile},
-        **{"extra_bytes": peak - before, "seconds": round(seconds, 2)},
-    }
+    return {"extra_bytes": peak - before, "seconds": round(seconds, 2)}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--m", type=int, help="batch size; without it, the whole curve")
     parser.add_argument("--d", type=int, default=128, help="embedding size (default: %(default)s)")
     parser.add_argument("--tile", type=int, default=512, help="default: %(default)s")

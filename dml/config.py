@@ -37,6 +37,7 @@ NOT_EMPTY = Rule("not empty", bool)
 INCREASING = Rule(
     "positive and strictly increasing", lambda ks: all(a < b for a, b in pairwise((0, *ks)))
 )
+KS = Rule(f"not empty, {INCREASING.text}", lambda ks: bool(ks) and INCREASING.holds(ks))
 FOLDER_NAME = Rule(
     "printable, without a slash, not empty, not starting with a dot",
     lambda name: name.isprintable() and not re.match(r"$|\.|.*/", name),
@@ -130,7 +131,7 @@ class Eval:
     0 by default: the paper trains on all of them, and without a choice the last step is reported.
     """
 
-    ks: tuple[int, ...] = field(metadata=must(INCREASING, [1, 10]))
+    ks: tuple[int, ...] = field(metadata=must(KS, [1, 10]))
     every_steps: int | None = field(default=None, metadata=must(at_least(1), 500))
     validation_classes: float = field(
         default=0.0, metadata=must(Rule("at least 0 and below 1", lambda x: 0 <= x < 1))
@@ -157,7 +158,7 @@ class Config:
 
 
 SECTIONS: Mapping[str, Any] = get_type_hints(Config)
-KEYS = [f"{name}.{f.name}" for name, section in SECTIONS.items() for f in fields(section)]
+KEYS = [f"{name}.{f.name}" for name in SECTIONS if name != "loss" for f in fields(SECTIONS[name])]
 
 
 class ConfigError(ValueError):
@@ -185,12 +186,11 @@ class _Reader(yaml.SafeLoader):
 
 
 class _Writer(yaml.SafeDumper):
-    pass
+    """Quotes the text that `_Reader`, or a reader of YAML 1.1, would take for something else."""
 
 
 # The scalars of YAML 1.2: PyYAML's 1.1 reads 1e-5 as text, 010 as 8, 1:30 as 90, no as false.
 _Reader.yaml_implicit_resolvers = {}
-_Writer.yaml_implicit_resolvers = {}
 for _tag, _pattern in [
     ("null", r"null|~|"),
     ("bool", r"true|True|false|False"),
@@ -226,8 +226,10 @@ _Merged = dict[str, dict[str, tuple[object, str]]]
 
 def _read_file(path: Path, chain: tuple[Path, ...], problems: list[Problem]) -> list[_Layer]:
     """The layers of a file: those it extends, then its own."""
+    fix = f"a config is a YAML file of sections ({', '.join(SECTIONS)})"
     try:
         if path.resolve() in chain:
+            fix = "remove one of these extends"
             raise ValueError("extends itself, directly or through other files")
         tree = _parse(path.read_text(encoding="utf-8"))
         if tree is None:
@@ -238,10 +240,11 @@ def _read_file(path: Path, chain: tuple[Path, ...], problems: list[Problem]) -> 
         bases = extends if isinstance(extends, list) else [extends]
         if not all(isinstance(base, str) for base in bases):
             raise ValueError("extends must be a path or a list of paths")
-    except (OSError, TypeError, ValueError, RuntimeError) as error:
-        rule = error.strerror if isinstance(error, OSError) else str(error)
-        rule = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(rule)
-        fix = f"a config is a YAML file of sections ({', '.join(SECTIONS)})"
+    except OSError as error:
+        problems.append(Problem(str(path), None, str(error.strerror), "check the path"))
+        return []
+    except (TypeError, ValueError, RuntimeError) as error:
+        rule = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         problems.append(Problem(str(path), None, rule, fix))
         return []
     layers, sections = [], {}
@@ -306,7 +309,7 @@ def _read_section(name: str, given: Mapping[str, object], problems: list[Problem
     for key in (key for key in given if key not in settings):
         elsewhere = [path for path in KEYS if path.endswith(f".{key}")]
         close = did_you_mean(key, settings, f"{name}.")
-        close = f"did you mean {elsewhere[0]}? " if elsewhere else close
+        close = f"did you mean {elsewhere[0]}? " if len(elsewhere) == 1 else close
         fix = f"{close}{name} has {', '.join(settings)}"
         problems.append(Problem(f"{name}.{key}", given[key], "unknown key", fix))
     values: dict[str, object] = {}

@@ -15,12 +15,12 @@ from dml.config import Config, ConfigError, add_arguments, load
 
 FP32 = 4
 LABEL = 8  # int64
-# Multi-similarity sends the most of all losses: minimum positive, maximum negative and the
-# log-sum-exps of the mined positives and negatives.
+# Those of multi-similarity: minimum positive, maximum negative and the log-sum-exps of the mined
+# positives and negatives. Counted for every loss: beside an embedding they are next to nothing.
 ROW_STATISTICS = 4
-# Matrices alive at the peak, of the size of a tile (streaming) and of the batch squared (dense).
-# Assumptions, to be calibrated against measurement.
-WORKING_TILES = 8
+# Matrices alive at the peak, of tile x tile (streaming) and of m x m (dense, with the graph);
+# measured with benchmarks/loss_memory.py (docs/log.md, 2026-11-16).
+WORKING_TILES = 12
 DENSE_MATRICES = 10
 # Up to here S is at most 256 KiB, a quarter of a default tile: tiles save nothing, and the dense
 # engine is the readable reference. It knows only its own process, so more processes stream.
@@ -93,7 +93,7 @@ def plan(
     train_classes: int | None = None,
     train_images: int | None = None,
 ) -> Plan:
-    """The plan; sizes of the training split default to the catalogue's. ConfigError if impossible."""
+    """The plan, or ConfigError; the sizes of the training split default to the catalogue's."""
     dataset = DATASETS[config.data.dataset]
     classes = dataset.train_classes if train_classes is None else train_classes
     images = dataset.train_images if train_images is None else train_images
@@ -148,9 +148,10 @@ def _loss_memory(engine: str, m: int, b: int, d: int, tile: int) -> int:
         return FP32 * (DENSE_MATRICES * m * m + 2 * m * d)
     # Gathered embeddings twice: in batch order, and grouped by class to find positives by index.
     gathered = 2 * m * d + ROW_STATISTICS * m
-    gradient = b * d
-    tiles = WORKING_TILES * min(tile, b) * min(tile, m)
-    return FP32 * (gathered + gradient + tiles) + LABEL * m
+    gradient = 3 * b * d  # grouped, in batch order, and scaled for the model
+    rows = min(tile, b)
+    block = rows * m + WORKING_TILES * rows * min(tile, m)
+    return FP32 * (gathered + gradient + block) + LABEL * m
 
 
 def _problems(

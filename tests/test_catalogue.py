@@ -56,6 +56,12 @@ def test_eps_without_mining_is_refused(given: dict[str, object]) -> None:
     ]
 
 
+def test_eps_is_not_blamed_for_a_mine_that_cannot_be_read() -> None:
+    assert lines("triplet", mine="yes", eps=0.2) == [
+        "mine = 'yes': must be true or false; the default is False"
+    ]
+
+
 @pytest.mark.parametrize("name", sorted(MINING_SETTLED))
 def test_mine_is_no_parameter_where_the_name_settles_it(name: str) -> None:
     assert "mine = True: unknown parameter" in lines(name, mine=True)[0]
@@ -76,8 +82,10 @@ def test_a_loss_name_of_another_type_is_an_unknown_loss(name: object) -> None:
 
 def test_an_unknown_parameter_lists_those_of_the_loss() -> None:
     assert lines("multi_similarity", betta=40) == [
-        "betta = 40: unknown parameter; did you mean beta? "
-        "multi_similarity takes alpha, beta, lam, eps"
+        (
+            "betta = 40: unknown parameter; did you mean beta? "
+            "multi_similarity takes alpha, beta, lam, eps"
+        )
     ]
 
 
@@ -91,7 +99,7 @@ def test_all_problems_come_at_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("bins", [1, 151.0, True, "151", None])
+@pytest.mark.parametrize("bins", [1, 151.0, True, "151", [151]])
 def test_bins_is_a_whole_number_of_at_least_two(bins: object) -> None:
     assert lines("histogram", bins=bins) == [
         f"bins = {bins!r}: must be a whole number, at least 2; the default is 151"

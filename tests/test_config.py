@@ -1,7 +1,8 @@
 """Oracle: the texts and values a reader expects, written out literally."""
 
-import math
+import json
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError
@@ -72,7 +73,8 @@ def test_ks_default_to_those_of_the_dataset() -> None:
 
 
 def test_every_section_of_the_contract_exists() -> None:
-    assert list(SECTIONS) == ("run data batch model loss engine optim length eval save".split())
+    contract = "run, data, batch, model, loss, engine, optim, length, eval, save"
+    assert ", ".join(SECTIONS) == contract
 
 
 # ---- overlays ------------------------------------------------------------------------------
@@ -117,6 +119,8 @@ def test_another_loss_starts_afresh_and_the_same_one_does_not() -> None:
 def test_a_loss_section_without_a_name_is_of_the_default_loss() -> None:
     write("beta.yaml", "loss: {beta: 40}")
     assert load(["base.yaml", "beta.yaml"]).loss.parameters["beta"] == 40
+    named = load(["base.yaml", "beta.yaml"], ["loss.name=multi_similarity"])
+    assert named.loss.parameters["beta"] == 40
     renamed = load(["base.yaml", "beta.yaml"], ["loss.name=triplet"])
     assert renamed.loss.parameters == {"lam": 0.1, "mine": False}
 
@@ -180,7 +184,6 @@ FIX = (
         (b"a: 1\n--- \nb: 2", "line 2 is not YAML: but found another document"),
         (b"extends: 5", "extends must be a path or a list of paths"),
         (b"extends: [a.yaml, {}]", "extends must be a path or a list of paths"),
-        (b"extends: bad.yaml", "extends itself, directly or through other files"),
         (b"extends:", "extends must be a path or a list of paths"),
     ],
 )
@@ -203,20 +206,26 @@ def test_odd_yaml_is_one_line_and_no_other_exception(content: bytes) -> None:
 def test_missing_files_and_directories() -> None:
     Path("folder.yaml").mkdir()
     assert problems("none.yaml", "folder.yaml") == [
-        f"none.yaml: No such file or directory; {FIX}",
-        f"folder.yaml: Is a directory; {FIX}",
+        "none.yaml: No such file or directory; check the path",
+        "folder.yaml: Is a directory; check the path",
     ]
 
 
 def test_a_missing_extended_file_is_named_from_where_we_stand() -> None:
     write("a/x.yaml", "extends: ../b/y.yaml")
-    assert problems("a/x.yaml") == [f"b/y.yaml: No such file or directory; {FIX}"]
+    assert problems("a/x.yaml") == ["b/y.yaml: No such file or directory; check the path"]
 
 
-def test_a_circle_of_extends_is_refused() -> None:
-    write("a.yaml", "extends: b.yaml")
-    write("b.yaml", "extends: a.yaml")
-    assert problems("a.yaml") == [f"a.yaml: extends itself, directly or through other files; {FIX}"]
+@pytest.mark.parametrize("back", ["a.yaml", "../here/a.yaml", "b.yaml"])
+def test_a_circle_of_extends_is_refused(back: str) -> None:
+    write("here/a.yaml", "extends: b.yaml")
+    write("here/b.yaml", f"extends: {back}")
+    assert problems("here/a.yaml") == [
+        (
+            f"here/{Path(back).name}: extends itself, directly or through other files;"
+            " remove one of these extends"
+        )
+    ]
 
 
 # ---- problems ------------------------------------------------------------------------------
@@ -238,33 +247,56 @@ def test_all_problems_are_reported_together_each_with_value_source_rule_and_fix(
     sections = "run, data, batch, model, loss, engine, optim, length, eval, save"
     with pytest.raises(ConfigError) as error:
         load(["bad.yaml"], ["length.stps=10"])
-    assert (
-        str(error.value).splitlines()
-        == [
-            "12 problems in bad.yaml:",
+    assert str(error.value).splitlines() == [
+        "11 problems in bad.yaml:",
+        (
             "  bacth = {'classes': 16} (bad.yaml): unknown section;"
-            f" did you mean batch? the sections are {sections}",
+            f" did you mean batch? the sections are {sections}"
+        ),
+        (
             "  run.name = 'a/b' (bad.yaml): must be text, printable, without a slash, not empty,"
-            " not starting with a dot; for example run.name=my_run",
+            " not starting with a dot; for example run.name=my_run"
+        ),
+        (
             "  data.dataset = 'sopp' (bad.yaml): must be text, one of sop, cub200, cars196, inshop,"
-            " icons, folder; did you mean sop?",
+            " icons, folder; did you mean sop?"
+        ),
+        (
             "  batch.clases = 16 (bad.yaml): unknown key; did you mean batch.classes?"
-            " batch has classes, per_class",
-            "  batch.classes: is required; for example batch.classes=16",
-            "  batch.per_class = 1 (bad.yaml): must be a whole number, at least 2; the default is 5",
+            " batch has classes, per_class"
+        ),
+        "  batch.classes: is required; for example batch.classes=16",
+        "  batch.per_class = 1 (bad.yaml): must be a whole number, at least 2; the default is 5",
+        (
             "  model.lr = 1e-05 (bad.yaml): unknown key; did you mean optim.lr?"
-            " model has backbone, weights, embedding_size, batchnorm",
+            " model has backbone, weights, embedding_size, batchnorm"
+        ),
+        (
             "  model.batchnorm = 'forzen' (bad.yaml): must be text, one of frozen, synced, local;"
-            " did you mean frozen?",
+            " did you mean frozen?"
+        ),
+        (
             "  loss.betta = 40 (bad.yaml): unknown parameter; did you mean beta?"
-            " multi_similarity takes alpha, beta, lam, eps",
+            " multi_similarity takes alpha, beta, lam, eps"
+        ),
+        (
             "  length.stps = 10 (--set): unknown key; did you mean length.steps?"
-            " length has steps, epochs, images",
+            " length has steps, epochs, images"
+        ),
+        (
             "  optim.milestones = [1200, 2400] (bad.yaml): has no effect with schedule constant;"
-            " set optim.schedule=step or optim.milestones=[]",
-        ]
-        or len(error.value.problems) == 12
-    )
+            " set optim.schedule=step or optim.milestones=[]"
+        ),
+    ]
+
+
+def test_a_key_that_several_sections_have_is_not_guessed() -> None:
+    assert problems("base.yaml", sets=("model.name=resnet50",)) == [
+        (
+            "model.name = 'resnet50' (--set): unknown key;"
+            " model has backbone, weights, embedding_size, batchnorm"
+        )
+    ]
 
 
 def test_one_problem_is_singular_and_names_every_file() -> None:
@@ -293,8 +325,10 @@ def test_a_set_of_an_unknown_section() -> None:
 
 def test_a_set_that_is_not_yaml() -> None:
     assert problems("base.yaml", sets=("eval.ks=[1",)) == [
-        "eval.ks = '[1' (--set): line 1 is not YAML: expected ',' or ']',"
-        " but got '<stream end>'; quote the value"
+        (
+            "eval.ks = '[1' (--set): line 1 is not YAML: expected ',' or ']',"
+            " but got '<stream end>'; quote the value"
+        )
     ]
 
 
@@ -315,6 +349,7 @@ def test_an_empty_section_is_not_a_mapping() -> None:
         ("run.name=a/b", "without a slash"),
         ("run.name=5", "must be text"),
         ("run.seed=-1", "must be a whole number, at least 0"),
+        ("run.seed=true", "must be a whole number"),
         ("run.dir=''", "not empty"),
         ("data.shards=null", "must be text"),
         ("data.workers=-1", "at least 0"),
@@ -356,14 +391,15 @@ def test_an_empty_section_is_not_a_mapping() -> None:
 def test_each_rule_is_enforced_alone(text: str, rule: str) -> None:
     (line,) = problems("base.yaml", sets=(text,))
     assert line.startswith(text.split("=")[0].replace("length.steps", "length"))
-    assert rule in line
-    assert "; " in line.split(rule)[1] + ";", "the fix follows the rule"
+    assert re.search(f"{re.escape(rule)}.*; .+", line), "the fix follows the rule"
 
 
 def test_exactly_one_length() -> None:
     assert problems("base.yaml", sets=("length.steps=5", "length.images=10")) == [
-        "length = {'steps': 5, 'images': 10} (--set): must have exactly one of"
-        " steps, epochs, images; for example length.steps=3000"
+        (
+            "length = {'steps': 5, 'images': 10} (--set): must have exactly one of"
+            " steps, epochs, images; for example length.steps=3000"
+        )
     ]
 
 
@@ -392,12 +428,18 @@ def test_allowed_combinations_round_trip(sets: list[str]) -> None:
     seed=st.integers(min_value=0),
 )
 def test_any_name_and_number_survives_the_round_trip(name: str, lr: float, seed: int) -> None:
-    text = yaml.safe_dump({"run": {"name": "x"}})  # a second file that --set must win over
-    Path("x.yaml").write_text(text)
-    sets = [f"run.name={yaml.dump(name, default_style='"', allow_unicode=False)}"]
-    config = load(["base.yaml", "x.yaml"], [*sets, f"optim.lr={lr!r}", f"run.seed={seed}"])
+    sets = [f"run.name={json.dumps(name, ensure_ascii=False)}"]
+    config = load(["base.yaml"], [*sets, f"optim.lr={lr!r}", f"run.seed={seed}"])
     assert (config.run.name, config.optim.lr, config.run.seed) == (name, lr, seed)
     Path("again.yaml").write_text(to_yaml(config), encoding="utf-8")
+    assert load(["again.yaml"]) == config
+
+
+@pytest.mark.parametrize("name", ["1e-5", "010", "10", "null", "~", "true", "no", "- a", "a: b"])
+def test_a_name_that_looks_like_something_else_survives_the_round_trip(name: str) -> None:
+    config = base_with(f"run.name='{name}'")
+    assert config.run.name == name
+    write("again.yaml", to_yaml(config))
     assert load(["again.yaml"]) == config
 
 
@@ -420,7 +462,3 @@ def test_config_and_error_can_be_pickled() -> None:
 def test_config_and_plan_import_neither_torch_nor_numpy() -> None:
     code = "import sys, dml.config, dml.plan; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
-def test_not_a_number_given_from_python_is_not_lost_in_a_comparison() -> None:
-    assert not math.isnan(base_with().optim.lr)

@@ -1,5 +1,6 @@
 """Oracle: the tables of the paper and its supplement, copied here by hand."""
 
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def shipped(name: str) -> Config:
 
 def header(name: str) -> list[str]:
     lines = Path(path(name)).read_text().splitlines()
-    return [line for line in lines[: lines.index(next(x for x in lines if x[0] != "#"))]]
+    return list(takewhile(lambda line: line.startswith("#"), lines))
 
 
 def batch_size(config: Config) -> int:

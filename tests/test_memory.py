@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "loss_memory.py"
+from dml.config import load
+from dml.plan import plan
+
+ROOT = Path(__file__).parents[1]
+BENCHMARK = ROOT / "benchmarks" / "loss_memory.py"
 MIB = 2**20
 
 
@@ -19,7 +23,12 @@ def extra_bytes(m, loss):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_forward_and_backward_at_16384_take_less_than_300_mib():
-    assert extra_bytes(16_384, "multi_similarity") < 300 * MIB
+    """And about what the plan says: measured 79 to 92 MiB, planned 84."""
+    measured = extra_bytes(16_384, "multi_similarity")
+    assert measured < 300 * MIB
+    sets = ["batch.classes=4096", "batch.per_class=4", "model.embedding_size=128"]
+    planned = plan(load([ROOT / "configs" / "sop_bs1000.yaml"], sets)).loss_memory
+    assert planned / 1.5 < measured < planned * 1.5
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")

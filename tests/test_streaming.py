@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dml.gpw import GlobalPairLoss, dense_loss, make_loss, pair_weights
 from dml.gpw.batch import Groups, spans
+from dml.gpw.dense import loss_of_similarities, weights_of_similarities
 from dml.gpw.streaming import full_precision
 
 MS = make_loss("multi_similarity")
@@ -96,10 +97,11 @@ def test_full_precision_restores_the_choice_after_an_error():
 
 def test_similarities_of_a_pair_are_the_same_bits_in_both_rows():
     """Mining decides for (i, j) in row i and in row j; blocks of any size must agree on S."""
-    X, _ = batch(m=1003, d=64, dtype=torch.float32)
+    m = 1025  # one row more than blocks of 64 or 512 hold
+    X, _ = batch(m=m, d=64, dtype=torch.float32)
     S = X @ X.T
     for width in (64, 200, 512):
-        rows = torch.cat([X[span] @ X.T for span in spans(1003, width)])
+        rows = torch.cat([X[span] @ X.T for span in spans(m, width)])
         assert torch.equal(rows, S)
         assert torch.equal(rows, rows.T)
 
@@ -144,6 +146,25 @@ def test_all_classes_distinct(variant):
     value, gradient = both_engines(variant, X, torch.arange(12))
     assert value == 0
     assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+def test_no_nan_arises_on_the_way(variant):
+    """Not even one that a mask would remove: autograd's anomaly detection must stay usable."""
+    X, labels = batch(m=12)
+    for y in (labels, torch.zeros_like(labels), torch.arange(12)):
+        with torch.autograd.detect_anomaly(check_nan=True):
+            value_and_gradient(dense(make(variant)), X, y)
+
+
+def test_histogram_counts_similarities_beyond_one_at_the_end():
+    _, labels = batch(m=12)
+    S = torch.linspace(-1.2, 1.2, 144, dtype=torch.float64).view(12, 12)
+    loss = make_loss("histogram", bins=21)
+    inside = loss_of_similarities(loss, S.clamp(-1, 1), labels)
+    assert torch.allclose(loss_of_similarities(loss, S, labels), inside, rtol=1e-12)
+    assert all((w >= 0).all() for w in weights_of_similarities(loss, S, labels))
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)

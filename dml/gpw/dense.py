@@ -39,15 +39,13 @@ def weights_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> tuple[
     groups = Groups.of(labels)
     block = whole(S, groups)
     t = block_statistics(loss, block, width=groups.m)
-    live = loss.live(t)[:, None]
-
     S_pos, valid = block.positives()
-    w = masked(loss.positive_weight(S_pos, of_rows(loss, t, Side.POSITIVE)), valid & live, 0)
+    w = masked(loss.positive_weight(S_pos, of_rows(loss, t, Side.POSITIVE)), valid, 0)
     w_pos = torch.zeros_like(S).scatter_add(1, block.slots.clamp(max=groups.m - 1), w)
 
     ((_, S_neg, keep),) = block.negatives(width=groups.m)
     w = loss.negative_weight(S_neg, of_rows(loss, t, Side.NEGATIVE))
-    w_neg = masked(masked(w, keep, 0), live, 0)
+    w_neg = masked(masked(w, keep, 0), loss.live(t)[:, None], 0)
 
     back = groups.order.argsort()
     w_pos, w_neg = (w[back][:, back] / loss.divisor(groups.m) for w in (w_pos, w_neg))

@@ -114,17 +114,16 @@ def sweep_gradient(
     live = loss.live(t)
     for block in blocks(X, groups, tile):
         own = {n: x if loss.scopes[n] is Scope.BATCH else x[block.rows] for n, x in t.items()}
-        live_rows = live[block.rows, None]
 
         S_pos, valid = block.positives()
         columns = block.slots.clamp(max=groups.m - 1)
         w = loss.positive_weight(S_pos, of_rows(loss, own, Side.POSITIVE))
         w_back = loss.positive_weight(S_pos, of_partners(loss, t, block))
-        w_pos = masked(w, valid & live_rows, 0) + masked(w_back, valid & live[columns], 0)
+        w_pos = masked(w + w_back, valid, 0)
 
         rows = of_rows(loss, own, Side.NEGATIVE)
         for span, S, keep in block.negatives(tile):
-            w = masked(masked(loss.negative_weight(S, rows), keep, 0), live_rows, 0)
+            w = masked(masked(loss.negative_weight(S, rows), keep, 0), live[block.rows, None], 0)
             w_back = loss.negative_weight(S, of_columns(loss, t, span))
             w += masked(masked(w_back, keep, 0), live[span], 0)
             S.copy_(w)
@@ -135,9 +134,11 @@ def sweep_gradient(
 
 
 def blocks(X: Tensor, groups: Groups, tile: int) -> Iterator[Block]:
+    """S of `tile` rows at a time, all in the same memory: a block is gone when the next one comes."""
+    S = X.new_empty(min(tile, groups.m), groups.m)
     for span in spans(groups.m, tile):
         rows = torch.arange(span.start, span.stop, device=X.device)
-        yield Block(X[rows] @ X.T, rows, groups)
+        yield Block(torch.mm(X[rows], X.T, out=S[: len(rows)]), rows, groups)
 
 
 @contextmanager
