@@ -15,6 +15,9 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt setuptools wheel ninja
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BIN)/python -m pip install -q -c constraints.txt \
+		--no-build-isolation -e '.[deepspeed]'
 	touch $(STAMP)
 
 test: $(STAMP) ## all tests
@@ -29,8 +32,9 @@ types: $(STAMP) ## mypy, strict
 
 check: lint types test ## what CI runs
 
-bench: $(STAMP) ## measure (memory of the loss, so far)
+bench: $(STAMP) ## measure: memory of the loss, and a step between two hosts (as root)
 	$(BIN)/python benchmarks/loss_memory.py
+	$(BIN)/python benchmarks/two_hosts.py
 
 demo: ## train on the bundled data (not there yet)
 	@echo "make demo: not there yet; it comes with training and the bundled data" >&2

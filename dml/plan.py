@@ -15,6 +15,7 @@ from dml.config import Config, ConfigError, add_arguments, load
 
 FP32 = 4
 LABEL = 8  # int64
+LOSS_SHARE = 8  # float64, once a process
 # Those of multi-similarity: minimum positive, maximum negative and the log-sum-exps of the mined
 # positives and negatives. Counted for every loss: beside an embedding they are next to nothing.
 ROW_STATISTICS = 4
@@ -140,7 +141,8 @@ def plan(
 
 def _loss_bytes_sent(processes: int, b: int, d: int) -> int:
     """Two ring all-gathers: embeddings with labels, then row statistics. Backward sends nothing."""
-    return (processes - 1) * b * (FP32 * d + LABEL + FP32 * ROW_STATISTICS)
+    row = FP32 * d + LABEL + FP32 * ROW_STATISTICS
+    return (processes - 1) * (b * row + LOSS_SHARE)
 
 
 def _loss_memory(engine: str, m: int, b: int, d: int, tile: int) -> int:

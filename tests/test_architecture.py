@@ -13,7 +13,7 @@ OURS = ("dml", "launch", "shards")
 # A module imports modules of lower layers, or of its own package in the order listed here.
 LAYERS = [
     # L0: words and numbers
-    ["dml.catalogue", "dml.config", "dml.plan", "dml.recall", "dml.gpw.algebra"],
+    ["dml.catalogue", "dml.config", "dml.plan", "dml.collectives", "dml.recall", "dml.gpw.algebra"],
     # L1: the mathematics
     [
         "dml.gpw.pair_loss",
@@ -24,6 +24,10 @@ LAYERS = [
         "dml.gpw",
         "dml.gpw.table",
     ],
+    # L2: parts with state or I/O
+    ["dml.processes"],
+    # L3: one update
+    ["dml.step"],
 ]
 RANK = {name: (i, j) for i, layer in enumerate(LAYERS) for j, name in enumerate(layer)}
 TORCH_FREE = {"dml", "dml.catalogue", "dml.config", "dml.plan"}

@@ -38,8 +38,9 @@ def test_sop_with_a_batch_of_1000_on_8_processes() -> None:
         images=3_200_000,
         epochs=3_200_000 / 59_551,
         steps_per_epoch=60,
-        # 7 blocks of 125 rows: 512 floats, a label of 8 bytes, 4 statistics of 4 bytes
-        loss_bytes_sent=7 * 125 * (2048 + 8 + 16),
+        # 7 blocks of 125 rows: 512 floats, a label of 8 bytes, 4 statistics of 4 bytes; and 8
+        # bytes for its share of the loss
+        loss_bytes_sent=7 * (125 * (2048 + 8 + 16) + 8),
         # embeddings twice, labels, statistics; gradient thrice; S, 12 tiles of 125 x 512
         loss_memory=2 * 1000 * 2048
         + 1000 * 8

@@ -20,31 +20,45 @@ from dml.gpw.algebra import Scope, Side, Statistics
 from dml.gpw.pair_loss import PairLoss
 
 
-def check_batch(embeddings: Tensor, labels: Tensor) -> None:
-    """Raise ValueError, in a sentence that says what is wrong, for what is not a batch."""
+def problem_of(embeddings: Tensor, labels: Tensor) -> str | None:
+    """What keeps these from being a batch, in a sentence; None if nothing does."""
     if embeddings.ndim != 2 or labels.ndim != 1 or len(embeddings) != len(labels):
-        raise ValueError(
+        return (
             "embeddings must be m x d and labels of length m, but their shapes are "
             f"{tuple(embeddings.shape)} and {tuple(labels.shape)}"
         )
     if len(labels) == 0:
-        raise ValueError("the batch is empty (m = 0); a loss needs at least one sample")
+        return "the batch is empty (m = 0); a loss needs at least one sample"
     if not embeddings.is_floating_point():
-        raise ValueError(f"embeddings must be floating point, not {embeddings.dtype}")
+        return f"embeddings must be floating point, not {embeddings.dtype}"
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(f"labels must be integers (such as torch.int64), not {labels.dtype}")
+        return f"labels must be integers (such as torch.int64), not {labels.dtype}"
     if labels.device != embeddings.device:
-        raise ValueError(
+        return (
             f"embeddings are on {embeddings.device} but labels on {labels.device}; "
             "move them to the same device"
         )
+    return None
+
+
+def check_finite(embeddings: Tensor, processes: int = 1) -> None:
+    """Raise ValueError if a row of the global batch holds NaN or infinity."""
     finite = embeddings.detach().isfinite().all(dim=1)
     if not finite.all():
         bad = (~finite).nonzero().flatten().tolist()
+        process, row = divmod(bad[0], len(finite) // processes)
+        of = f" of process {process}" if processes > 1 else ""
         raise ValueError(
-            f"{len(bad)} of {len(finite)} embeddings hold NaN or infinity (first in row {bad[0]}); "
-            "the model has diverged or its input is damaged"
+            f"{len(bad)} of {len(finite)} embeddings hold NaN or infinity (first in row {row}{of});"
+            " the model has diverged or its input is damaged"
         )
+
+
+def check_batch(embeddings: Tensor, labels: Tensor) -> None:
+    problem = problem_of(embeddings, labels)
+    if problem is not None:
+        raise ValueError(problem)
+    check_finite(embeddings)
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,12 @@ class Groups:
     @property
     def m(self) -> int:
         return len(self.order)
+
+    def anchors(self, loss: PairLoss) -> Tensor | None:
+        """Which samples are anchors, by grouped position; None: all. One without a positive is not,
+        unless the loss is of the whole batch and has no anchors."""
+        has_positive = self.end - self.start > 1
+        return None if loss.of_batch or has_positive.all() else has_positive
 
 
 @dataclass(frozen=True)

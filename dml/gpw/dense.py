@@ -24,7 +24,8 @@ def loss_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> Tensor:
     """L(S, y), for any m x m matrix S."""
     groups = Groups.of(labels)
     t = block_statistics(loss, whole(S, groups), width=groups.m)
-    return loss.value(t, groups.m).to(S.dtype)
+    value = loss.weighting.value(t) if loss.of_batch else loss.sum_of_anchors(t) / groups.m
+    return value.to(S.dtype)
 
 
 @torch.no_grad()
@@ -45,10 +46,11 @@ def weights_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> tuple[
 
     ((_, S_neg, keep),) = block.negatives(width=groups.m)
     w = loss.negative_weight(S_neg, of_rows(loss, t, Side.NEGATIVE))
-    w_neg = masked(masked(w, keep, 0), loss.live(t)[:, None], 0)
+    anchors = groups.anchors(loss)
+    w_neg = masked(masked(w, keep, 0), None if anchors is None else anchors[:, None], 0)
 
     back = groups.order.argsort()
-    w_pos, w_neg = (w[back][:, back] / loss.divisor(groups.m) for w in (w_pos, w_neg))
+    w_pos, w_neg = (w[back][:, back] / (1 if loss.of_batch else groups.m) for w in (w_pos, w_neg))
     return w_pos, w_neg
 
 

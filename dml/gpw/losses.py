@@ -58,6 +58,7 @@ class MultiSimilarity(Weighting):
     alpha: float
     beta: float
     lam: float
+    read: ClassVar = ("lse_pos", "lse_neg")
 
     def positive_exponent(self, S: Tensor, t: Statistics) -> Tensor:
         return -self.alpha * (S - self.lam)
@@ -85,6 +86,8 @@ class MultiSimilarity(Weighting):
 class Equal(Weighting):
     """Equal weights (Section 5.1, "MS mining"):  sum_neg S - sum_pos S."""
 
+    read: ClassVar = ()
+
     def stages(self) -> tuple[Stage, ...]:
         return (
             (NEGATIVE, {"sum_neg": Sum(lambda S, t: S)}),
@@ -106,6 +109,7 @@ class Contrastive(Weighting):
     """Eq. 4, over all pairs of an anchor:  sum_neg [S - lam]_+ - sum_pos S."""
 
     lam: float
+    read: ClassVar = ()
 
     def stages(self) -> tuple[Stage, ...]:
         return (
@@ -131,6 +135,7 @@ class Triplet(Weighting):
     """
 
     lam: float
+    read: ClassVar = ("positives", "triplets")
 
     def hinge(self, S_an: Tensor, S_ap: Tensor) -> Tensor:
         return torch.relu(S_an - S_ap + self.lam)
@@ -168,6 +173,7 @@ class LiftedStructure(Weighting):
     """Eq. 6; its weights are Eq. 7 and 8.   [log sum_pos e^{lam - S} + log sum_neg e^S]_+"""
 
     lam: float
+    read: ClassVar = ("lse_pos", "lse_neg")
 
     def stages(self) -> tuple[Stage, ...]:
         return (
@@ -197,6 +203,7 @@ class LiftedStructureStar(Weighting):
 
     alpha: float
     beta: float
+    read: ClassVar = ("lse_pos", "lse_neg")
 
     def stages(self) -> tuple[Stage, ...]:
         return (
@@ -227,6 +234,7 @@ class BinomialDeviance(Weighting):
     alpha: float
     beta: float
     lam: float
+    read: ClassVar = ("P", "N")
 
     def positive_exponent(self, S: Tensor) -> Tensor:
         return self.alpha * (self.lam - S)
@@ -264,6 +272,7 @@ class NPairs(Weighting):
     """
 
     lam: float
+    read: ClassVar = ("P", "lse_neg", "active")
 
     def hinge(self, S: Tensor, t: Statistics) -> Tensor:
         return torch.relu(self.lam - S + t["lse_neg"])
@@ -294,6 +303,8 @@ class NCA(Weighting):
     log sum_{k != i} e^S - log sum_pos e^S  =  log[1 + sum_neg e^S / sum_pos e^S]
     """
 
+    read: ClassVar = ("lse_pos", "lse_neg")
+
     def stages(self) -> tuple[Stage, ...]:
         return (
             (NEGATIVE, {"lse_neg": LogSumExp(lambda S, t: S)}),
@@ -321,6 +332,7 @@ class HistogramLoss(Weighting):
 
     bins: int
     scope: ClassVar[Scope] = Scope.BATCH
+    read: ClassVar = ("nodes_pos", "nodes_neg")
 
     def stages(self) -> tuple[Stage, ...]:
         histogram = Histogram(self.bins)
@@ -358,6 +370,7 @@ class BinLifted(Weighting):
     alpha: float
     beta: float
     lam: float
+    read: ClassVar = ("lse_pos", "lse_neg")
 
     def stages(self) -> tuple[Stage, ...]:
         return (

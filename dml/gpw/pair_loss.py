@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from dml.gpw.algebra import Maximum, Minimum, Scope, Selected, Side, Statistic, Statistics, count
@@ -33,6 +32,8 @@ class Weighting(ABC):
     # paper writes the sum over anchors we take the mean too, so that a learning rate means the
     # same for any batch size). A loss of scope BATCH divides by itself.
     scope: ClassVar[Scope] = Scope.ANCHOR
+    # The statistics that the weights read: those of all anchors, so other processes must know them.
+    read: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def stages(self) -> tuple[Stage, ...]: ...
@@ -59,8 +60,10 @@ class Mining:
         return S > t["min_positive"] - self.eps
 
     # Eq. 12:  S_ij < max_{y_k != y_i} S_ik + eps
+    # With eps on the left, where Eq. 11 has it, both conditions round alike: an anchor with a
+    # selected negative has a selected positive, and the other way round.
     def select_positive(self, S: Tensor, t: Statistics) -> Tensor:
-        return S < t["max_negative"] + self.eps
+        return S - self.eps < t["max_negative"]
 
     def before(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
         """These stages on the selected pairs. The negative side needs only the minimum positive,
@@ -98,26 +101,26 @@ class PairLoss:
     def scopes(self) -> dict[str, Scope]:
         return {name: s.scope for _, statistics in self.stages for name, s in statistics.items()}
 
-    def live(self, t: Statistics) -> Tensor:
-        """Which anchors count. One without a (selected) positive contributes zero: it has nothing
-        to be closer to than its negatives."""
-        if self.weighting.scope is Scope.BATCH:
-            return torch.ones_like(t["P"], dtype=torch.bool)
-        return t["P"] > 0
+    @cached_property
+    def read(self) -> tuple[str, ...]:
+        """The statistics that the weights read."""
+        mining = () if self.mining is None else ("min_positive", "max_negative")
+        return (*mining, *self.weighting.read)
 
-    def divisor(self, m: int) -> int:
-        return 1 if self.weighting.scope is Scope.BATCH else m
+    @property
+    def of_batch(self) -> bool:
+        """Whether the loss is one of the whole batch, not the mean of its anchors'."""
+        return self.weighting.scope is Scope.BATCH
 
-    def value(self, t: Statistics, m: int) -> Tensor:
-        """The loss of a batch of m from the statistics of its anchors, or the share of some rows.
+    def sum_of_anchors(self, t: Statistics) -> Tensor:
+        """The sum of the losses of some anchors. One without a (selected) positive contributes
+        zero: it has nothing to be closer to than its negatives.
 
-        Dead anchors are left out by index: multiplied by zero, an infinity in their gradient
+        Such anchors are left out by index: multiplied by zero, an infinity in their gradient
         would still become a NaN.
         """
-        if self.weighting.scope is Scope.BATCH:
-            return self.weighting.value(t)
-        live = self.live(t)
-        return self.weighting.value({name: x[live] for name, x in t.items()}).sum() / m
+        live = t["P"] > 0
+        return self.weighting.value({name: x[live] for name, x in t.items()}).sum()
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
         w = self.weighting.positive_weight(S, t)

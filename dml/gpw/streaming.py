@@ -1,13 +1,17 @@
 """The streaming engine: the exact global loss and gradient without the m x m matrix.
 
-    for every block of rows:  S = X_rows X^T, row statistics              (first sweep)
+W processes bring b rows each of a global batch of m = W b.
+
+    all-gather the embeddings and labels                               X, m x d
+    for every block of own rows:  S = X_rows X^T, row statistics       (first sweep)
+    all-gather the statistics, a few scalars a row
     loss from the statistics
-    for every block of rows:  S again; G_ij + G_ji from S and the         (second sweep)
-                              statistics of row i and of row j;
-                              dL/dX_rows = 1/m (G + G^T) X
+    for every block of own rows:  S again; G_ij + G_ji from S and the  (second sweep)
+                                  statistics of row i and of row j;
+                                  dL/dX_rows = 1/m (G + G^T) X
 
 S is symmetric, so the part of the gradient that comes from the other anchors, G_ji, needs only
-their statistics. Memory is O(m d + tile m).
+their statistics: backward sends nothing. Memory is O(m d + tile m).
 
 Shapes: m samples, d dimensions, R rows (anchors) of a block, C columns of a tile, K slots.
 """
@@ -22,15 +26,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dml.gpw.algebra import Scope, Side, masked
+from dml.collectives import Wire
+from dml.gpw.algebra import Scope, Side, Statistics, masked
 from dml.gpw.batch import (
     Block,
     Groups,
     block_statistics,
-    check_batch,
+    check_finite,
     of_columns,
     of_partners,
     of_rows,
+    problem_of,
     spans,
 )
 from dml.gpw.pair_loss import PairLoss
@@ -42,9 +48,14 @@ class GlobalPairLoss(nn.Module):
         loss_fn = GlobalPairLoss(make_loss("multi_similarity"))
         loss_fn(embeddings, labels).backward()
 
-    Embeddings are expected L2-normalised and taken as they are, like in `dense_loss`, to which it is
+    Every process gives its own rows and gets the loss of the global batch, the same on all, and by
+    `backward` the gradient of its own rows. With reduction="mean" that gradient is right for
+    wrappers that average over processes (DDP, DeepSpeed), with "sum" for those that sum. Alone,
+    without torch.distributed, it is the same function.
+
+    Embeddings are expected L2-normalised and taken as they are, as in `dense_loss`, to which it is
     equal in value and gradient. Half precision is computed in float32. Gradients of gradients are
-    not available.
+    not available. `wire` counts what was sent.
     """
 
     def __init__(
@@ -61,15 +72,21 @@ class GlobalPairLoss(nn.Module):
         self.loss = loss
         self.tile = tile
         self.reduction = reduction
+        self.wire = Wire()
 
     def extra_repr(self) -> str:
         return f"{self.loss}, tile={self.tile}, reduction={self.reduction!r}"
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        check_batch(embeddings, labels)
+        brought = f"{tuple(embeddings.shape)} {embeddings.dtype} with {tuple(labels.shape)} {labels.dtype}"
+        self.wire.agree(brought, problem_of(embeddings, labels))
         if embeddings.dtype in (torch.float16, torch.bfloat16):
             embeddings = embeddings.float()
-        value: Tensor = StreamingLoss.apply(embeddings, labels, self.loss, self.tile)  # type: ignore[no-untyped-call]
+        # Wrappers that average divide the gradient of the global loss by W; this restores it.
+        scale = self.wire.size if self.reduction == "mean" else 1
+        value: Tensor = StreamingLoss.apply(  # type: ignore[no-untyped-call]
+            embeddings, labels, self.loss, self.tile, self.wire, scale
+        )
         return value
 
 
@@ -77,68 +94,113 @@ class StreamingLoss(torch.autograd.Function):
     """The gradient is known when the loss is: forward keeps dL/dX, backward scales it."""
 
     @staticmethod
-    def forward(ctx: Any, embeddings: Tensor, labels: Tensor, loss: PairLoss, tile: int) -> Tensor:
+    def forward(
+        ctx: Any,
+        embeddings: Tensor,
+        labels: Tensor,
+        loss: PairLoss,
+        tile: int,
+        wire: Wire,
+        scale: int,
+    ) -> Tensor:
         with full_precision(embeddings.device):
-            groups = Groups.of(labels)
-            X = embeddings[groups.order]
-            t = sweep_statistics(loss, X, groups, tile)
+            batch = GlobalBatch(embeddings, labels, wire)
+            value, t = global_statistics(loss, batch, tile, wire)
             if ctx.needs_input_grad[0]:
-                dX = torch.empty_like(X)
-                dX[groups.order] = sweep_gradient(loss, X, groups, t, tile)
-                ctx.save_for_backward(dX)
-            return loss.value(t, groups.m).to(X.dtype)
+                ctx.save_for_backward(scale * own_gradient(loss, batch, t, tile))
+            return value.to(embeddings.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (dX,) = ctx.saved_tensors
-        return grad * dX, None, None, None
+        return grad * dX, None, None, None, None, None
 
 
-def sweep_statistics(loss: PairLoss, X: Tensor, groups: Groups, tile: int) -> dict[str, Tensor]:
-    """The statistics of all rows, a block at a time."""
-    parts = [block_statistics(loss, block, tile) for block in blocks(X, groups, tile)]
-    return {
-        name: sum(p[name] for p in parts)  # type: ignore[misc]
+class GlobalBatch:
+    """The embeddings of all processes grouped by class, and where each process's rows are in them.
+
+    X: m x d, grouped. rows: W x b, the grouped positions of every process's samples, ascending.
+    """
+
+    def __init__(self, embeddings: Tensor, labels: Tensor, wire: Wire) -> None:
+        X, y = (x.flatten(0, 1) for x in wire.gather(embeddings.detach(), labels))
+        check_finite(X, wire.size)
+        self.groups = Groups.of(y)
+        self.X = X[self.groups.order]
+        self.rows = self.groups.order.argsort().view(wire.size, -1).sort(dim=1).values
+        self.rank = wire.rank
+
+    @property
+    def own_rows(self) -> Tensor:
+        return self.rows[self.rank]
+
+    def in_batch_order(self, own: Tensor) -> Tensor:
+        """Own rows, from grouped order back to the order in which they were brought."""
+        back = torch.empty_like(own)
+        back[self.groups.order[self.own_rows] - self.rank * len(own)] = own
+        return back
+
+
+def global_statistics(
+    loss: PairLoss, batch: GlobalBatch, tile: int, wire: Wire
+) -> tuple[Tensor, Statistics]:
+    """The loss, and the statistics of all m rows that its weights read: own rows computed, the rest
+    gathered. Sums over processes are taken in their order, so all get the same bits."""
+    parts = [block_statistics(loss, block, tile) for block in blocks(batch, tile)]
+    own: dict[str, Tensor] = {
+        name: torch.stack([p[name] for p in parts]).sum(0)
         if loss.scopes[name] is Scope.BATCH
         else torch.cat([p[name] for p in parts])
         for name in parts[0]
     }
+    share = own["P"].new_zeros(()) if loss.of_batch else loss.sum_of_anchors(own)
+    total, *gathered = wire.gather(share.double(), *(own[name] for name in loss.read))
+    t = {}
+    for name, x in zip(loss.read, gathered, strict=True):
+        if loss.scopes[name] is Scope.BATCH:
+            t[name] = x.sum(0)
+        else:
+            t[name] = torch.empty_like(x).flatten(0, 1)
+            t[name][batch.rows.flatten()] = x.flatten(0, 1)
+    value = loss.weighting.value(t) if loss.of_batch else total.sum() / batch.groups.m
+    return value, t
 
 
-def sweep_gradient(
-    loss: PairLoss, X: Tensor, groups: Groups, t: dict[str, Tensor], tile: int
-) -> Tensor:
+def own_gradient(loss: PairLoss, batch: GlobalBatch, t: Statistics, tile: int) -> Tensor:
     """dL/dX_i = 1/m sum_j (G_ij + G_ji) x_j with G = w_neg - w_pos; a block of rows at a time."""
-    dX = torch.empty_like(X)
-    live = loss.live(t)
-    for block in blocks(X, groups, tile):
+    groups = batch.groups
+    anchors = groups.anchors(loss)
+    parts = []
+    for block in blocks(batch, tile):
         own = {n: x if loss.scopes[n] is Scope.BATCH else x[block.rows] for n, x in t.items()}
 
         S_pos, valid = block.positives()
-        columns = block.slots.clamp(max=groups.m - 1)
         w = loss.positive_weight(S_pos, of_rows(loss, own, Side.POSITIVE))
         w_back = loss.positive_weight(S_pos, of_partners(loss, t, block))
         w_pos = masked(w + w_back, valid, 0)
 
         rows = of_rows(loss, own, Side.NEGATIVE)
+        anchor_rows = None if anchors is None else anchors[block.rows, None]
         for span, S, keep in block.negatives(tile):
-            w = masked(masked(loss.negative_weight(S, rows), keep, 0), live[block.rows, None], 0)
+            w = masked(loss.negative_weight(S, rows), anchor_rows, 0)
             w_back = loss.negative_weight(S, of_columns(loss, t, span))
-            w += masked(masked(w_back, keep, 0), live[span], 0)
-            S.copy_(w)
+            w += masked(w_back, None if anchors is None else anchors[span], 0)
+            S.copy_(masked(w, keep, 0))
 
-        G = block.S.scatter_add_(1, columns, -w_pos)
-        dX[block.rows] = G @ X
-    return dX / loss.divisor(groups.m)
+        G = block.S.scatter_add_(1, block.slots.clamp(max=groups.m - 1), -w_pos)
+        parts.append(G @ batch.X)
+    dX = batch.in_batch_order(torch.cat(parts))
+    return dX if loss.of_batch else dX / groups.m
 
 
-def blocks(X: Tensor, groups: Groups, tile: int) -> Iterator[Block]:
-    """S of `tile` rows at a time, all in the same memory: a block is gone when the next one comes."""
-    S = X.new_empty(min(tile, groups.m), groups.m)
-    for span in spans(groups.m, tile):
-        rows = torch.arange(span.start, span.stop, device=X.device)
-        yield Block(torch.mm(X[rows], X.T, out=S[: len(rows)]), rows, groups)
+def blocks(batch: GlobalBatch, tile: int) -> Iterator[Block]:
+    """S of `tile` own rows at a time, all in the same memory: a block is gone when the next comes."""
+    own = batch.own_rows
+    S = batch.X.new_empty(min(tile, len(own)), batch.groups.m)
+    for span in spans(len(own), tile):
+        rows = own[span]
+        yield Block(torch.mm(batch.X[rows], batch.X.T, out=S[: len(rows)]), rows, batch.groups)
 
 
 @contextmanager

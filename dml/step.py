@@ -1,0 +1,114 @@
+"""One update: embed, compare globally, backpropagate.
+
+Plain:     X = model(images);  L = loss(X);  backward.
+
+Cached, for batches larger than memory (gradient caching):
+
+    without a graph, a micro-batch at a time:  X_k = model(images_k)
+    L = loss(X), and g = dL/dX
+    with a graph, a micro-batch at a time:     model(images_k) again, backward of <X_k, g_k>
+
+which is the same gradient by the chain rule, for a model that treats images independently: so
+BatchNorm must be frozen (the plan refuses anything else). Random layers see the same random numbers
+in both passes. Gradients are reduced over the processes once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+def update(
+    accelerator: Accelerator,
+    model: nn.Module,
+    loss_fn: LossFunction,
+    optimizer: Optimizer,
+    images: Tensor,
+    labels: Tensor,
+    micro_batch: int | None = None,
+) -> Tensor:
+    """One step of the optimizer on this process's images; returns the loss, detached.
+
+    `model` and `optimizer` come from `accelerator.prepare`. micro_batch: images at a time, None for
+    all at once.
+    """
+    loss = backward(accelerator, model, loss_fn, images, labels, micro_batch)
+    optimizer.step()  # under DeepSpeed these two do nothing: backward has stepped already
+    optimizer.zero_grad()
+    return loss
+
+
+def backward(
+    accelerator: Accelerator,
+    model: nn.Module,
+    loss_fn: LossFunction,
+    images: Tensor,
+    labels: Tensor,
+    micro_batch: int | None = None,
+) -> Tensor:
+    """Add the gradient of the global loss to the parameters; returns the loss, detached."""
+    if micro_batch is None or micro_batch >= len(images):
+        loss = loss_fn(model(images), labels)
+        accelerator.backward(loss)
+        return loss.detach()
+
+    parts = torch.split(images, micro_batch)
+    random, embedded = [], []
+    with torch.no_grad():
+        for part in parts:
+            random.append(RandomState(images.device))
+            embedded.append(model(part))
+    X = torch.cat(embedded).requires_grad_()
+    loss = loss_fn(X, labels)
+    g = torch.split(torch.autograd.grad(loss, X)[0], micro_batch)
+
+    def surrogate(k: int) -> Tensor:
+        random[k].restore()
+        return torch.sum(model(parts[k]) * g[k])
+
+    backward_all(accelerator, model, surrogate, len(parts))
+    return loss.detach()
+
+
+def backward_all(
+    accelerator: Accelerator, model: nn.Module, scalar: Callable[[int], Tensor], count: int
+) -> None:
+    """Backpropagate scalar(0) + ... + scalar(count - 1), one at a time, and reduce once."""
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin is not None and plugin.zero_stage > 0:
+        # accelerator.no_sync loses gradients under ZeRO-2, and accelerator.backward would step the
+        # optimizer every time: DeepSpeed has a context of its own.
+        engine: Any = model
+        with engine.coalesce_grad_reduction():
+            for k in range(count):
+                engine.backward(scalar(k))
+        engine.step()
+        return
+    for k in range(count):
+        accelerator.sync_gradients = k == count - 1  # what ZeRO-0 looks at
+        # What DDP looks at, in forward and in backward.
+        with nullcontext() if accelerator.sync_gradients else accelerator.no_sync(model):
+            accelerator.backward(scalar(k))
+
+
+class RandomState:
+    """The random numbers to come, on the CPU and on the images' device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.cpu = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, self.device)

@@ -1,0 +1,81 @@
+"""Starts real processes that form one gloo group."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WORKERS = Path(__file__).parent / "workers"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one process ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def environment(**more):
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "DS_"))}
+    bin_folder = str(Path(sys.executable).parent)
+    paths = {
+        "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),  # workers run from any folder
+    }
+    return {**inherited, **paths, "OMP_NUM_THREADS": "1", **more}
+
+
+def start(worker, processes, *arguments, timeout=240):
+    """Run a worker script in several processes, as a launcher would; wait for all of them.
+
+    Returns how each ended. None may outlive the time-out: a hang is a failure.
+    """
+    port = str(free_port())
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(WORKERS / worker), *map(str, arguments)],
+            env=environment(
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(processes),
+                LOCAL_WORLD_SIZE=str(processes),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    deadline = time.monotonic() + timeout
+    ended = []
+    try:
+        for process in running:
+            out, err = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            ended.append(Ended(process.returncode, out, err))
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return ended
+
+
+def run(worker, processes, *arguments, timeout=240):
+    """`start`, and all must end well."""
+    ended = start(worker, processes, *arguments, timeout=timeout)
+    for rank, process in enumerate(ended):
+        assert process.returncode == 0, f"process {rank} of {processes}:\n{process.stderr}"
+    return ended

@@ -1,0 +1,71 @@
+"""However a run is launched, its processes know each other, or it ends with a sentence."""
+
+import sys
+
+import pytest
+from test_step import launch
+
+WHO = """
+import torch, torch.distributed as dist
+from dml.processes import make_accelerator
+a = make_accelerator()
+print(f"who {a.process_index} of {a.num_processes}, {a.distributed_type.value}, "
+      f"{torch.get_num_threads()} threads")
+a.end_training()
+"""
+
+
+@pytest.fixture
+def who(tmp_path):
+    script = tmp_path / "who.py"
+    script.write_text(WHO)
+    return script
+
+
+def test_plain_launch_is_one_process(who):
+    done = launch(who)
+    assert done.returncode == 0, done.stderr
+    assert "who 0 of 1, NO," in done.stdout
+
+
+def test_two_processes_know_each_other(who):
+    done = launch("--multi_gpu", "--num_processes", 2, who)
+    assert done.returncode == 0, done.stderr
+    assert "who 0 of 2, MULTI_CPU," in done.stdout
+    assert "who 1 of 2, MULTI_CPU," in done.stdout
+
+
+def test_torchrun_works_too(who):
+    import subprocess
+
+    from fleet import environment
+
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(who)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "who 1 of 2" in done.stdout
+
+
+def test_processes_that_do_not_know_each_other_are_refused(who):
+    """Strangers: accelerate's own state was made before, alone, as a script that makes a plain
+    Accelerator first would do."""
+    who.write_text("from accelerate import Accelerator\nAccelerator()\n" + WHO)
+    done = launch("--multi_gpu", "--num_processes", 2, who)
+    assert done.returncode != 0
+    assert "2 processes were launched but accelerate formed a group of 1" in done.stderr
+    assert "who" not in done.stdout
+
+
+@pytest.mark.slow
+def test_deepspeed_that_accelerate_drops_is_refused(who):
+    config = "configs/accelerate/zero2.yaml"
+    more = {"DS_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "true"}
+    done = launch("--config_file", config, "--num_processes", 2, who, **more)
+    assert done.returncode != 0
+    assert "DeepSpeed was asked for but accelerate dropped it" in done.stderr

@@ -1,0 +1,37 @@
+"""Trains a small network for some steps and writes its parameters, for any launcher.
+
+python training.py OUT STEPS MICRO_BATCHES DTYPE
+"""
+
+import sys
+
+import torch
+from network import Network, inputs, own
+
+from dml.gpw import GlobalPairLoss, make_loss
+from dml.processes import make_accelerator
+from dml.step import update
+
+
+def main(out, steps, micro_batches, dtype):
+    dtype = getattr(torch, dtype)
+    accelerator = make_accelerator()
+    rank, size = accelerator.process_index, accelerator.num_processes
+    model = Network(dtype=dtype)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    loss_fn = GlobalPairLoss(make_loss("multi_similarity", beta=10, lam=0.5), tile=16)
+    for step in range(int(steps)):
+        labels = torch.randint(10, (40,), generator=torch.Generator().manual_seed(step))
+        images, y = own(inputs(labels, dtype, seed=step), rank, size), own(labels, rank, size)
+        micro_batch = -(-len(y) // int(micro_batches))
+        loss = update(accelerator, model, loss_fn, optimizer, images, y, micro_batch)
+    state = accelerator.get_state_dict(model)
+    if accelerator.is_main_process:
+        state = {name: x.clone() for name, x in state.items()}
+        torch.save({"parameters": state, "loss": loss.item()}, out)
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
