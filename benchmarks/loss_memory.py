@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 
+from dml.catalogue import LOSS_PARAMETERS
+
 MIB = 2**20
 LIMITS = {16_384: 300 * MIB}  # the dense matrix alone would be 1 GiB
 
@@ -50,7 +52,7 @@ def main() -> int:
     parser.add_argument("--m", type=int, help="batch size; without it, the whole curve")
     parser.add_argument("--d", type=int, default=128, help="embedding size (default: %(default)s)")
     parser.add_argument("--tile", type=int, default=512, help="default: %(default)s")
-    parser.add_argument("--loss", default="multi_similarity", help="default: %(default)s")
+    parser.add_argument("--loss", default="multi_similarity", choices=LOSS_PARAMETERS)
     args = parser.parse_args()
     if args.m is not None:
         print(json.dumps(measure(args.loss, args.m, args.d, args.tile)))

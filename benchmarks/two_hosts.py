@@ -55,7 +55,7 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
     from torch import Tensor
 
     from dml.gpw import GlobalPairLoss, make_loss
-    from dml.gpw.batch import Block, Groups, block_statistics
+    from dml.gpw.tiles import Block, Groups, block_statistics
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)

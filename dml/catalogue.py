@@ -8,6 +8,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 Parameter = float | int | bool
@@ -68,6 +69,10 @@ _KINDS = {
 
 def fit(value: object, kind: type, rule: Rule = ANY) -> Any:
     """The value as `kind`; ValueError says what it must be. true is not 1 and "10" is not 10."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        value = int(value)  # numpy's too
+    elif isinstance(value, float):
+        value = float(value)
     if kind is float and type(value) is int and abs(value) < 2**53:  # beyond, floats skip integers
         value = float(value)
     if kind is tuple and isinstance(value, list) and all(type(item) is int for item in value):

@@ -89,14 +89,17 @@ class Loss:
     """Parameters are those of the catalogue, complete; in YAML they stand beside the name."""
 
     name: str = "multi_similarity"
-    parameters: Mapping[str, Parameter]
+    pairs: tuple[tuple[str, Parameter], ...]
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        return dict(self.pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """micro_batch: images per micro-batch and process; None means no gradient caching."""
 
-    kind: Literal["auto", "dense", "streaming"] = "auto"
     tile: int = field(default=512, metadata=must(at_least(1)))
     micro_batch: int | None = field(default=None, metadata=must(at_least(1), 32))
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -120,7 +123,9 @@ class Length:
     """Exactly one is given; dml.plan derives the others."""
 
     steps: int | None = field(default=None, metadata=must(POSITIVE, 3000))
-    epochs: float | None = field(default=None, metadata=must(POSITIVE, 50))
+    epochs: float | None = field(
+        default=None, metadata=must(Rule("above 0, at most 1e6", lambda x: 0 < x <= 1e6), 50)
+    )
     images: int | None = field(default=None, metadata=must(POSITIVE, 240_000))
 
 
@@ -208,7 +213,8 @@ def _parse(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise ValueError(f"line {line} is not YAML: {error.problem}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    # an explicit tag on the wrong text (!!bool x, !!int "") ends in PyYAML's own look-ups
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError) as error:
         raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
 
 
@@ -338,7 +344,7 @@ def _read_loss(given: Mapping[str, object], problems: list[Problem]) -> Loss | N
     rest = {key: value for key, value in given.items() if key != "name"}
     parameters, wrong = complete_loss(name, rest)
     problems += [replace(problem, key=f"loss.{problem.key}") for problem in wrong]
-    return None if wrong else Loss(name=str(name), parameters=parameters)
+    return None if wrong else Loss(name=str(name), pairs=tuple(parameters.items()))
 
 
 def _contradictions(sections: Mapping[str, Any]) -> Iterator[Problem]:
@@ -368,8 +374,9 @@ def _source(path: str, merged: _Merged) -> str | None:
     return ", ".join(dict.fromkeys(given)) or None
 
 
-def load(paths: Sequence[str | Path], sets: Sequence[str] = ()) -> Config:
+def load(paths: str | Path | Sequence[str | Path], sets: Sequence[str] = ()) -> Config:
     """The config of files overlaid in order, then --set; ConfigError lists every problem."""
+    paths = [paths] if isinstance(paths, str | Path) else paths
     where = ", ".join(map(str, paths)) or "the command line"
     problems: list[Problem] = []
     layers = [layer for path in paths for layer in _read_file(Path(path), (), problems)]

@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any
 
 from dml.catalogue import DATASETS, Problem
@@ -19,13 +20,8 @@ LOSS_SHARE = 8  # float64, once a process
 # Those of multi-similarity: minimum positive, maximum negative and the log-sum-exps of the mined
 # positives and negatives. Counted for every loss: beside an embedding they are next to nothing.
 ROW_STATISTICS = 4
-# Matrices alive at the peak, of tile x tile (streaming) and of m x m (dense, with the graph);
-# measured with benchmarks/loss_memory.py (docs/log.md, 2026-11-16).
+# Matrices of tile x tile alive at the peak; measured with benchmarks/loss_memory.py (docs/log.md).
 WORKING_TILES = 12
-DENSE_MATRICES = 10
-# Up to here S is at most 256 KiB, a quarter of a default tile: tiles save nothing, and the dense
-# engine is the readable reference. It knows only its own process, so more processes stream.
-DENSE_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,6 @@ class Plan:
     processes: int
     images_per_process: int
     micro_batches: int
-    engine: str
     train_classes: int | None
     validation_classes: int | None
     steps: int
@@ -55,7 +50,6 @@ class Plan:
             "processes": f"{self.processes:,}",
             "images per process": f"{self.images_per_process:,}",
             "micro-batches per process": f"{self.micro_batches:,}",
-            "loss engine": self.engine,
             "training classes": _known(self.train_classes),
             "validation classes": _known(self.validation_classes),
             "steps": f"{self.steps:,}",
@@ -118,16 +112,13 @@ def plan(
     else:
         assert length.epochs is not None
         assert images is not None
-        steps = math.ceil(length.epochs * images / m)
-    engine = config.engine.kind
-    if engine == "auto":
-        engine = "dense" if processes == 1 and m <= DENSE_BATCH else "streaming"
+        # as written: in binary 1.1 is a little more, and would add a step
+        steps = math.ceil(Fraction(str(length.epochs)) * images / m)
     return Plan(
         batch_size=m,
         processes=processes,
         images_per_process=b,
         micro_batches=math.ceil(b / (config.engine.micro_batch or b)),
-        engine=engine,
         train_classes=None if classes is None or held_out is None else classes - held_out,
         validation_classes=held_out,
         steps=steps,
@@ -135,7 +126,7 @@ def plan(
         epochs=steps * m / images if images else None,
         steps_per_epoch=math.ceil(images / m) if images else None,
         loss_bytes_sent=_loss_bytes_sent(processes, b, config.model.embedding_size),
-        loss_memory=_loss_memory(engine, m, b, config.model.embedding_size, config.engine.tile),
+        loss_memory=_loss_memory(m, b, config.model.embedding_size, config.engine.tile),
     )
 
 
@@ -145,9 +136,8 @@ def _loss_bytes_sent(processes: int, b: int, d: int) -> int:
     return (processes - 1) * (b * row + LOSS_SHARE)
 
 
-def _loss_memory(engine: str, m: int, b: int, d: int, tile: int) -> int:
-    if engine == "dense":
-        return FP32 * (DENSE_MATRICES * m * m + 2 * m * d)
+def _loss_memory(m: int, b: int, d: int, tile: int) -> int:
+    """For classes of a few images; the triplet loss keeps all positives, m x per_class, besides."""
     # Gathered embeddings twice: in batch order, and grouped by class to find positives by index.
     gathered = 2 * m * d + ROW_STATISTICS * m
     gradient = 3 * b * d  # grouped, in batch order, and scaled for the model
@@ -194,9 +184,6 @@ def _problems(
         text = "every process would normalise with its own statistics"
         fix = "set model.batchnorm=frozen or model.batchnorm=synced"
         yield Problem("model.batchnorm", batchnorm, text, fix)
-    if processes > 1 and engine.kind == "dense":
-        text = "the dense engine sees the images of its own process only"
-        yield Problem("engine.kind", "dense", text, "set engine.kind=streaming or run 1 process")
     if config.length.epochs is not None and images is None:
         text = f"the size of {config.data.dataset} is unknown before the shards are read"
         fix = "set length.steps or length.images"

@@ -11,12 +11,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from dml.precision import at_least_float32, full_precision
+
 
 @torch.no_grad()
 def recall_at_k(
     embeddings: Tensor,
     labels: Tensor,
-    ks: Iterable[int],
+    ks: Iterable[int] | int,
     gallery: Tensor | None = None,
     gallery_labels: Tensor | None = None,
     *,
@@ -28,7 +30,7 @@ def recall_at_k(
     largest dot product. Ties count against the model, and so does a query without any positive.
     Memory is O(chunk x n) for n samples in the gallery.
     """
-    ks = list(ks)
+    ks = list(ks) if isinstance(ks, Iterable) else [ks]
     if not ks or any(not isinstance(k, int) or isinstance(k, bool) or k < 1 for k in ks):
         raise ValueError(f"ks must be positive whole numbers, not {ks}")
     if (gallery is None) != (gallery_labels is None):
@@ -45,17 +47,20 @@ def recall_at_k(
                 f"queries have {embeddings.shape[1]} dimensions but the gallery {gallery.shape[1]}"
             )
         others, other_labels = gallery, gallery_labels
+    embeddings = at_least_float32(embeddings)
+    others = others.to(embeddings)
 
-    ahead = torch.cat(
-        [
-            _negatives_ahead(
-                embeddings[i : i + chunk] @ others.T,
-                labels[i : i + chunk, None] == other_labels,
-                first=i if gallery is None else None,
-            )
-            for i in range(0, len(embeddings), chunk)
-        ]
-    )
+    with full_precision(embeddings.device):
+        ahead = torch.cat(
+            [
+                _negatives_ahead(
+                    embeddings[i : i + chunk] @ others.T,
+                    labels[i : i + chunk, None] == other_labels,
+                    first=i if gallery is None else None,
+                )
+                for i in range(0, len(embeddings), chunk)
+            ]
+        )
     return {k: (ahead < k).double().mean().item() for k in ks}
 
 
@@ -77,6 +82,8 @@ def _check(what: str, embeddings: Tensor, labels: Tensor) -> None:
             f"{what} must be n x d with n > 0 and a label each, but the shapes are "
             f"{tuple(embeddings.shape)} and {tuple(labels.shape)}"
         )
+    if not embeddings.is_floating_point():
+        raise ValueError(f"{what} must be floating point, not {embeddings.dtype}")
     bad = int((~embeddings.isfinite().all(dim=1)).sum())
     if bad:
         raise ValueError(f"{bad} of {len(embeddings)} rows of {what} hold NaN or infinity")

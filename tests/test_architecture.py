@@ -13,12 +13,20 @@ OURS = ("dml", "launch", "shards")
 # A module imports modules of lower layers, or of its own package in the order listed here.
 LAYERS = [
     # L0: words and numbers
-    ["dml.catalogue", "dml.config", "dml.plan", "dml.collectives", "dml.recall", "dml.gpw.algebra"],
+    [
+        "dml.catalogue",
+        "dml.config",
+        "dml.plan",
+        "dml.collectives",
+        "dml.precision",
+        "dml.recall",
+        "dml.gpw.algebra",
+    ],
     # L1: the mathematics
     [
         "dml.gpw.pair_loss",
         "dml.gpw.losses",
-        "dml.gpw.batch",
+        "dml.gpw.tiles",
         "dml.gpw.dense",
         "dml.gpw.streaming",
         "dml.gpw",

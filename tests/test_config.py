@@ -363,7 +363,7 @@ def test_an_empty_section_is_not_a_mapping() -> None:
         ("model.batchnorm=[frozen]", "one of frozen, synced, local"),
         ("loss.beta=0", "above 0"),
         ("loss.mine=true", "unknown parameter"),
-        ("engine.kind=sparse", "one of auto, dense, streaming"),
+        ("engine.precision=fp61", "one of fp32, bf16"),
         ("engine.tile=0", "at least 1"),
         ("engine.micro_batch=0", "at least 1, or null"),
         ("engine.precision=fp16", "one of fp32, bf16"),

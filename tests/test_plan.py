@@ -31,7 +31,6 @@ def test_sop_with_a_batch_of_1000_on_8_processes() -> None:
         processes=8,
         images_per_process=125,
         micro_batches=4,  # 32 + 32 + 32 + 29
-        engine="streaming",
         train_classes=11318,
         validation_classes=0,
         steps=3200,
@@ -63,6 +62,7 @@ def test_one_process_sends_nothing() -> None:
         ("images=1001", 2),
         ("images=1", 1),
         ("epochs=1", 60),  # 59,551 images in batches of 1,000
+        ("epochs=1.1", 66),  # 65,506.1, and not a hair more
         ("epochs=2", 120),  # 119,102
         ("epochs=0.5", 30),
     ],
@@ -70,26 +70,6 @@ def test_one_process_sends_nothing() -> None:
 def test_steps_cover_the_length(length: str, steps: int) -> None:
     p = plan(sop_1000(f"length.{length}"))
     assert (p.steps, p.images) == (steps, steps * 1000)
-
-
-@pytest.mark.parametrize(
-    ("classes", "processes", "engine"),
-    [(51, 1, "dense"), (52, 1, "streaming"), (16, 2, "streaming"), (200, 1, "streaming")],
-)
-def test_auto_is_dense_only_for_a_small_batch_on_one_process(
-    classes: int, processes: int, engine: str
-) -> None:
-    assert plan(sop_1000(f"batch.classes={classes}"), processes).engine == engine
-
-
-def test_a_chosen_engine_is_kept() -> None:
-    assert plan(sop_1000("engine.kind=dense")).engine == "dense"
-    assert plan(sop_1000("engine.kind=streaming", "batch.classes=2")).engine == "streaming"
-
-
-def test_dense_memory_is_quadratic_in_the_batch() -> None:
-    p = plan(sop_1000("engine.kind=dense"))
-    assert p.loss_memory == 4 * (10 * 1000 * 1000 + 2 * 1000 * 512)
 
 
 def test_streaming_memory_is_linear_in_the_batch() -> None:
@@ -211,15 +191,6 @@ def test_local_batchnorm_needs_one_process() -> None:
     plan(sop_1000("model.batchnorm=synced"), 2)
 
 
-def test_the_dense_engine_needs_one_process() -> None:
-    assert problems(sop_1000("engine.kind=dense"), 2) == [
-        (
-            "engine.kind = 'dense': the dense engine sees the images of its own process only;"
-            " set engine.kind=streaming or run 1 process"
-        )
-    ]
-
-
 def test_epochs_of_a_dataset_of_unknown_size() -> None:
     config = sop_1000("data.dataset=icons", "length.epochs=3")
     assert problems(config) == [
@@ -326,3 +297,9 @@ def test_help_helps(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "--set loss.beta=40" in " ".join(text.split())
     assert "--processes N" in text
+
+
+def test_epochs_are_taken_as_written() -> None:
+    """1.1 in binary is more than 1.1: 1.1 x 12,000 images in batches of 20 are 660 steps, not 661."""
+    config = sop_1000("batch.classes=4", "length.epochs=1.1")
+    assert plan(config, train_images=12_000).steps == 660

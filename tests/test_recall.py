@@ -40,6 +40,7 @@ def test_query_and_gallery():
     X, labels = batch(m=60, d=6, classes=12, spread=1.5)
     expected = naive_recall(X[:25], labels[:25], [1, 10], X[25:], labels[25:])
     assert recall_at_k(X[:25], labels[:25], [1, 10], X[25:], labels[25:]) == pytest.approx(expected)
+    assert recall_at_k(X[:25], labels[:25], 1, X[25:].float(), labels[25:]).keys() == {1}
     # in a gallery of its own, a query finds itself
     assert recall_at_k(X, labels, [1], X, labels) == {1: 1.0}
 
@@ -72,6 +73,8 @@ def test_bad_input_is_one_clear_sentence():
         recall_at_k(X, labels[1:], [1])
     with pytest.raises(ValueError, match="queries have 8 dimensions but the gallery 4"):
         recall_at_k(X, labels, [1], X[:, :4], labels)
+    with pytest.raises(ValueError, match=r"embeddings must be floating point, not torch\.int64"):
+        recall_at_k(X.long(), labels, [1])
     with pytest.raises(ValueError, match="chunk must be at least 1"):
         recall_at_k(X, labels, [1], chunk=0)
     X[2] = torch.nan

@@ -1,5 +1,9 @@
 """The streaming engine against the dense one, and against what no engine may do."""
 
+import copy
+import pickle
+
+import naive
 import pytest
 import torch
 from batches import IDS, VARIANTS, batch, make, relative_error
@@ -7,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dml.gpw import GlobalPairLoss, dense_loss, make_loss, pair_weights
-from dml.gpw.batch import Groups, spans
 from dml.gpw.dense import loss_of_similarities, weights_of_similarities
-from dml.gpw.streaming import full_precision
+from dml.gpw.tiles import Groups, spans
+from dml.precision import full_precision
 
 MS = make_loss("multi_similarity")
 
@@ -56,15 +60,52 @@ def test_upstream_gradient_scales_and_evaluation_needs_no_gradient():
     assert not GlobalPairLoss(MS)(X, labels).requires_grad
 
 
-def test_half_precision_is_computed_in_float32():
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(half):
     X, labels = batch(m=60)
-    X16 = X.to(torch.bfloat16)
+    X16 = X.to(half)
+    assert torch.equal(dense_loss(MS, X16, labels), dense_loss(MS, X16.float(), labels))
     expected, expected_gradient = value_and_gradient(dense(MS), X16.float(), labels)
     value, gradient = value_and_gradient(GlobalPairLoss(MS), X16, labels)
     assert value.dtype == torch.float32
-    assert gradient.dtype == torch.bfloat16
+    assert gradient.dtype == half
     assert value.item() == pytest.approx(expected.item(), rel=1e-6)
     assert relative_error(gradient.float(), expected_gradient) < 1e-2
+
+
+def test_autocast_stays_outside_of_the_dense_engine():
+    X, labels = batch(m=200, d=64, dtype=torch.float32)
+    expected, (w_pos, w_neg) = dense_loss(MS, X, labels), pair_weights(MS, X, labels)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert torch.equal(dense_loss(MS, X, labels), expected)
+        assert torch.equal(pair_weights(MS, X, labels)[1], w_neg)
+
+
+def test_second_derivatives_are_refused_not_wrong():
+    X, labels = batch()
+    X.requires_grad_()
+    with pytest.raises(RuntimeError, match="use dense_loss"):
+        torch.autograd.grad(GlobalPairLoss(MS)(X, labels), X, create_graph=True)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_a_loss_can_be_pickled_after_use(variant):
+    """As launchers and spawned workers do."""
+    X, labels = batch()
+    used = GlobalPairLoss(make(variant))
+    value = used(X, labels)
+    for again in (pickle.loads(pickle.dumps(used)), copy.deepcopy(used)):
+        assert torch.equal(again(X, labels), value)
+        assert again.loss == used.loss
+
+
+def test_no_gradient_is_computed_where_none_is_wanted(monkeypatch):
+    X, labels = batch()
+    X.requires_grad_()
+    monkeypatch.setattr("dml.gpw.streaming.own_gradient", None)
+    with torch.no_grad():
+        assert not GlobalPairLoss(MS)(X, labels).requires_grad
+    GlobalPairLoss(MS)(X.detach(), labels)
 
 
 def test_autocast_and_reduced_matmul_precision_stay_outside():
@@ -109,13 +150,21 @@ def test_similarities_of_a_pair_are_the_same_bits_in_both_rows():
 # --- adversarial batches: each on the dense and on the streaming engine, for every loss ---
 
 
+def naive_value(variant, X, labels):
+    name, parameters = variant
+    rest = {k: v for k, v in parameters.items() if k not in ("mine", "eps")}
+    return naive.value(name, X @ X.T, labels, eps=parameters.get("eps"), **rest)
+
+
 def both_engines(variant, X, labels, tile=4):
+    """Dense, streaming and weights agree with each other, and the value with the naive loop."""
     loss = make(variant)
     expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
     value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=tile), X, labels)
     assert value.isfinite()
     assert gradient.isfinite().all()
     assert torch.allclose(value, expected, rtol=1e-12, atol=1e-14)
+    assert value.item() == pytest.approx(naive_value(variant, X, labels), rel=1e-11, abs=1e-14)
     assert torch.allclose(gradient, expected_gradient, rtol=1e-11, atol=1e-14)
     w_pos, w_neg = pair_weights(loss, X, labels)
     G = w_neg - w_pos
@@ -173,6 +222,20 @@ def test_duplicate_images(variant):
     X = torch.eye(4, dtype=torch.float64)[[0, 0, 0, 1, 1, 2, 2, 3, 3, 3]]
     both_engines(variant, X, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4]))
     both_engines(variant, X[:1].expand(10, -1).contiguous(), torch.arange(10) // 2)
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if "eps" in v[1]], ids=str)
+def test_mining_is_strict(variant):
+    """Eq. 11 and 12 with eps = 0 and ties: a pair equal to the hardest is not selected."""
+    name, parameters = variant
+    X = torch.eye(4, dtype=torch.float64)[[0, 0, 0, 1, 1, 2, 2, 3, 3, 3]]
+    both_engines(
+        (name, {**parameters, "eps": 0.0}), X, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
+    )
+    value, _ = both_engines(
+        (name, {**parameters, "eps": 0.0}), X[:1].expand(10, -1), torch.arange(10) // 2
+    )
+    assert value == 0
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
@@ -260,12 +323,18 @@ def test_bad_input_is_one_clear_sentence(engine):
     with pytest.raises(ValueError, match=r"embeddings must be floating point, not torch.int64"):
         fn(X.long(), labels)
     X[3, 1], X[8, 0], X[8, 2] = torch.nan, torch.inf, -torch.inf
-    with pytest.raises(ValueError, match=r"2 of 30 embeddings hold NaN or infinity .* row 3"):
+    with pytest.raises(ValueError, match=r"2 of 30 embeddings hold NaN or infinity.* row 3"):
         fn(X, labels)
+    with pytest.raises(ValueError, match="30 of 30 embeddings .* too large"):
+        fn(torch.full((30, 8), 1e20), labels)
+    with pytest.raises(ValueError, match="must be tensors, not Tensor and list"):
+        fn(X, labels.tolist())
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(ValueError, match="tile must be at least 1, not 0"):
+    with pytest.raises(TypeError, match="must come from make_loss, not 'multi_similarity'"):
+        GlobalPairLoss("multi_similarity")
+    with pytest.raises(ValueError, match="tile must be a whole number, at least 1, not 0"):
         GlobalPairLoss(MS, tile=0)
     with pytest.raises(ValueError, match=r"reduction must be 'mean' .* not 'avg'"):
         GlobalPairLoss(MS, reduction="avg")

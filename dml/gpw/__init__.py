@@ -1,7 +1,7 @@
 """General Pair Weighting: every pair loss of the paper, dense and streaming.
 
 - `losses`: each loss under its equation; `pair_loss`: mining in front of weighting
-- `algebra`: statistics that merge; `batch`: the layout of a batch and its tiles
+- `algebra`: statistics that merge; `tiles`: the layout of a batch, its blocks and tiles
 - `dense`: the reference with autograd; `streaming`: exact, without the m x m matrix
 - `table`: Table 1 of the paper, computed
 """

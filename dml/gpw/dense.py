@@ -6,8 +6,16 @@ import torch
 from torch import Tensor
 
 from dml.gpw.algebra import Side, masked
-from dml.gpw.batch import Block, Groups, block_statistics, check_batch, of_rows
 from dml.gpw.pair_loss import PairLoss
+from dml.gpw.tiles import (
+    Block,
+    Groups,
+    block_statistics,
+    check_batch,
+    of_rows,
+    weigh_negatives,
+)
+from dml.precision import at_least_float32, full_precision
 
 
 def dense_loss(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -17,7 +25,8 @@ def dense_loss(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> Tensor:
     dot product, and value and gradient are exact for that S.
     """
     check_batch(embeddings, labels)
-    return loss_of_similarities(loss, embeddings @ embeddings.T, labels)
+    with full_precision(embeddings.device):
+        return loss_of_similarities(loss, similarities(embeddings), labels)
 
 
 def loss_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> Tensor:
@@ -32,7 +41,13 @@ def loss_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> Tensor:
 def pair_weights(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """w_ij = |dL/dS_ij| of the positive and of the negative pairs, two m x m matrices (Eq. 3)."""
     check_batch(embeddings, labels)
-    return weights_of_similarities(loss, embeddings @ embeddings.T, labels)
+    with full_precision(embeddings.device):
+        return weights_of_similarities(loss, similarities(embeddings), labels)
+
+
+def similarities(embeddings: Tensor) -> Tensor:
+    X = at_least_float32(embeddings)
+    return X @ X.T
 
 
 @torch.no_grad()
@@ -42,12 +57,12 @@ def weights_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> tuple[
     t = block_statistics(loss, block, width=groups.m)
     S_pos, valid = block.positives()
     w = masked(loss.positive_weight(S_pos, of_rows(loss, t, Side.POSITIVE)), valid, 0)
-    w_pos = torch.zeros_like(S).scatter_add(1, block.slots.clamp(max=groups.m - 1), w)
+    w_pos = torch.zeros_like(S).scatter_add(1, block.slots, w)
 
     ((_, S_neg, keep),) = block.negatives(width=groups.m)
-    w = loss.negative_weight(S_neg, of_rows(loss, t, Side.NEGATIVE))
     anchors = groups.anchors(loss)
-    w_neg = masked(masked(w, keep, 0), None if anchors is None else anchors[:, None], 0)
+    anchor_rows = None if anchors is None else anchors[:, None]
+    w_neg = weigh_negatives(loss, S_neg, of_rows(loss, t, Side.NEGATIVE), keep, anchor_rows)
 
     back = groups.order.argsort()
     w_pos, w_neg = (w[back][:, back] / (1 if loss.of_batch else groups.m) for w in (w_pos, w_neg))

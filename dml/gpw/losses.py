@@ -252,13 +252,13 @@ class BinomialDeviance(Weighting):
         )
 
     def value(self, t: Statistics) -> Tensor:
-        return t["sum_pos"] / t["P"].clamp(min=1) + t["sum_neg"] / t["N"].clamp(min=1)
+        return t["sum_pos"] / t["P"] + t["sum_neg"] / t["N"].clamp(min=1)
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return self.alpha * torch.sigmoid(self.positive_exponent(S)) / t["P"].clamp(min=1)
+        return self.alpha * torch.sigmoid(self.positive_exponent(S)) / t["P"]
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return self.beta * torch.sigmoid(self.negative_exponent(S)) / t["N"].clamp(min=1)
+        return self.beta * torch.sigmoid(self.negative_exponent(S)) / t["N"]
 
 
 @dataclass(frozen=True)

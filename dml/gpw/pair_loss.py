@@ -91,6 +91,10 @@ class PairLoss:
     weighting: Weighting
     mining: Mining | None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled by its fields alone: what is cached below holds functions that cannot be."""
+        return PairLoss, (self.name, self.weighting, self.mining)
+
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The weighting's stages, and P: the number of (selected) positives of every anchor."""

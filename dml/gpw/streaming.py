@@ -19,16 +19,15 @@ Shapes: m samples, d dimensions, R rows (anchors) of a block, C columns of a til
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from dml.collectives import Wire
 from dml.gpw.algebra import Scope, Side, Statistics, masked
-from dml.gpw.batch import (
+from dml.gpw.pair_loss import PairLoss
+from dml.gpw.tiles import (
     Block,
     Groups,
     block_statistics,
@@ -38,8 +37,9 @@ from dml.gpw.batch import (
     of_rows,
     problem_of,
     spans,
+    weigh_negatives,
 )
-from dml.gpw.pair_loss import PairLoss
+from dml.precision import at_least_float32, full_precision
 
 
 class GlobalPairLoss(nn.Module):
@@ -55,15 +55,19 @@ class GlobalPairLoss(nn.Module):
 
     Embeddings are expected L2-normalised and taken as they are, as in `dense_loss`, to which it is
     equal in value and gradient. Half precision is computed in float32. Gradients of gradients are
-    not available. `wire` counts what was sent.
+    refused. `tile` is the number of rows, and of columns, worked on at a time: memory against speed;
+    below 32 the last bits of S may differ between the two sides of a pair. `wire` counts what was
+    sent.
     """
 
     def __init__(
         self, loss: PairLoss, tile: int = 512, reduction: Literal["mean", "sum"] = "mean"
     ) -> None:
         super().__init__()
-        if tile < 1:
-            raise ValueError(f"tile must be at least 1, not {tile}")
+        if not isinstance(loss, PairLoss):
+            raise TypeError(f"loss must come from make_loss, not {loss!r}")
+        if not isinstance(tile, int) or tile < 1:
+            raise ValueError(f"tile must be a whole number, at least 1, not {tile}")
         if reduction not in ("mean", "sum"):
             raise ValueError(
                 f"reduction must be 'mean' (for wrappers that average gradients, such as DDP) or "
@@ -78,43 +82,44 @@ class GlobalPairLoss(nn.Module):
         return f"{self.loss}, tile={self.tile}, reduction={self.reduction!r}"
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        brought = f"{tuple(embeddings.shape)} {embeddings.dtype} with {tuple(labels.shape)} {labels.dtype}"
-        self.wire.agree(brought, problem_of(embeddings, labels))
-        if embeddings.dtype in (torch.float16, torch.bfloat16):
-            embeddings = embeddings.float()
+        problem = problem_of(embeddings, labels)
+        self.wire.agree(describe(embeddings, labels) if problem is None else "", problem)
         # Wrappers that average divide the gradient of the global loss by W; this restores it.
         scale = self.wire.size if self.reduction == "mean" else 1
-        value: Tensor = StreamingLoss.apply(  # type: ignore[no-untyped-call]
-            embeddings, labels, self.loss, self.tile, self.wire, scale
-        )
-        return value
-
-
-class StreamingLoss(torch.autograd.Function):
-    """The gradient is known when the loss is: forward keeps dL/dX, backward scales it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        embeddings: Tensor,
-        labels: Tensor,
-        loss: PairLoss,
-        tile: int,
-        wire: Wire,
-        scale: int,
-    ) -> Tensor:
         with full_precision(embeddings.device):
-            batch = GlobalBatch(embeddings, labels, wire)
-            value, t = global_statistics(loss, batch, tile, wire)
-            if ctx.needs_input_grad[0]:
-                ctx.save_for_backward(scale * own_gradient(loss, batch, t, tile))
-            return value.to(embeddings.dtype)
+            batch = GlobalBatch(at_least_float32(embeddings.detach()), labels, self.wire)
+            value, t = global_statistics(self.loss, batch, self.tile, self.wire)
+            if not (embeddings.requires_grad and torch.is_grad_enabled()):
+                return value.to(batch.X.dtype)
+            dX = scale * own_gradient(self.loss, batch, t, self.tile)
+        attached: Tensor = KnownGradient.apply(  # type: ignore[no-untyped-call]
+            at_least_float32(embeddings), value.to(batch.X.dtype), dX
+        )
+        return attached
+
+
+def describe(embeddings: Tensor, labels: Tensor) -> str:
+    """What a process brings, for comparison with the others."""
+    shape = tuple(embeddings.shape)
+    return f"{shape} {embeddings.dtype} with {tuple(labels.shape)} {labels.dtype}"
+
+
+class KnownGradient(torch.autograd.Function):
+    """A value whose gradient is known already: forward keeps dL/dX, backward scales it."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, X: Tensor, value: Tensor, dX: Tensor) -> Tensor:
+        ctx.save_for_backward(dX)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "GlobalPairLoss has no gradient of its gradient (create_graph=True); use dense_loss"
+            )
         (dX,) = ctx.saved_tensors
-        return grad * dX, None, None, None, None, None
+        return grad * dX, None, None
 
 
 class GlobalBatch:
@@ -124,7 +129,7 @@ class GlobalBatch:
     """
 
     def __init__(self, embeddings: Tensor, labels: Tensor, wire: Wire) -> None:
-        X, y = (x.flatten(0, 1) for x in wire.gather(embeddings.detach(), labels))
+        X, y = (x.flatten(0, 1) for x in wire.gather(embeddings, labels))
         check_finite(X, wire.size)
         self.groups = Groups.of(y)
         self.X = X[self.groups.order]
@@ -183,12 +188,15 @@ def own_gradient(loss: PairLoss, batch: GlobalBatch, t: Statistics, tile: int) -
         rows = of_rows(loss, own, Side.NEGATIVE)
         anchor_rows = None if anchors is None else anchors[block.rows, None]
         for span, S, keep in block.negatives(tile):
-            w = masked(loss.negative_weight(S, rows), anchor_rows, 0)
-            w_back = loss.negative_weight(S, of_columns(loss, t, span))
-            w += masked(w_back, None if anchors is None else anchors[span], 0)
-            S.copy_(masked(w, keep, 0))
+            w = weigh_negatives(loss, S, rows, keep, anchor_rows)
+            columns, anchor_columns = (
+                of_columns(loss, t, span),
+                None if anchors is None else anchors[span],
+            )
+            w += weigh_negatives(loss, S, columns, keep, anchor_columns)
+            S.copy_(w)
 
-        G = block.S.scatter_add_(1, block.slots.clamp(max=groups.m - 1), -w_pos)
+        G = block.S.scatter_add_(1, block.slots, -w_pos)
         parts.append(G @ batch.X)
     dX = batch.in_batch_order(torch.cat(parts))
     return dX if loss.of_batch else dX / groups.m
@@ -201,20 +209,3 @@ def blocks(batch: GlobalBatch, tile: int) -> Iterator[Block]:
     for span in spans(len(own), tile):
         rows = own[span]
         yield Block(torch.mm(batch.X[rows], batch.X.T, out=S[: len(rows)]), rows, batch.groups)
-
-
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """float32 products in float32: no autocast, no TF32 or bf16 inside a matrix product, whatever
-    the user chose for the model. Rounding S flips mining decisions between the two sides of a pair.
-    """
-    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    chosen = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        for backend, precision in zip(backends, chosen, strict=True):
-            backend.fp32_precision = precision

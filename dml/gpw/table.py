@@ -60,7 +60,7 @@ def example() -> tuple[Tensor, Tensor]:
 def rows() -> dict[str, PairLoss]:
     """Every loss, and the two that the ablation also mines.
 
-    Where the paper has lam = 1 it stands at 0.5, amid the similarities of the example: from 1 a
+    Where the default is lam = 1 it stands at 0.5, amid the similarities of the example: from 1 a
     weight at 0.5 is 1e-11, and what it depends on is lost in rounding.
     """
     losses = {

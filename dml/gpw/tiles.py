@@ -11,17 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from dml.gpw.algebra import Scope, Side, Statistics
+from dml.gpw.algebra import Scope, Side, Statistics, masked
 from dml.gpw.pair_loss import PairLoss
 
 
 def problem_of(embeddings: Tensor, labels: Tensor) -> str | None:
     """What keeps these from being a batch, in a sentence; None if nothing does."""
+    if not (isinstance(embeddings, Tensor) and isinstance(labels, Tensor)):
+        what = f"{type(embeddings).__name__} and {type(labels).__name__}"
+        return f"embeddings and labels must be tensors, not {what}"
     if embeddings.ndim != 2 or labels.ndim != 1 or len(embeddings) != len(labels):
         return (
             "embeddings must be m x d and labels of length m, but their shapes are "
@@ -42,15 +46,15 @@ def problem_of(embeddings: Tensor, labels: Tensor) -> str | None:
 
 
 def check_finite(embeddings: Tensor, processes: int = 1) -> None:
-    """Raise ValueError if a row of the global batch holds NaN or infinity."""
-    finite = embeddings.detach().isfinite().all(dim=1)
+    """Raise ValueError if a row of the global batch holds NaN or infinity, or overflows in S."""
+    finite = embeddings.detach().square().sum(dim=1).isfinite()
     if not finite.all():
         bad = (~finite).nonzero().flatten().tolist()
         process, row = divmod(bad[0], len(finite) // processes)
         of = f" of process {process}" if processes > 1 else ""
         raise ValueError(
-            f"{len(bad)} of {len(finite)} embeddings hold NaN or infinity (first in row {row}{of});"
-            " the model has diverged or its input is damaged"
+            f"{len(bad)} of {len(finite)} embeddings hold NaN or infinity, or are too large (first in "
+            f"row {row}{of}); the model has diverged or its input is damaged"
         )
 
 
@@ -107,17 +111,19 @@ class Block:
     rows: Tensor
     groups: Groups
 
-    @property
+    @cached_property
     def slots(self) -> Tensor:
-        """R x K: the columns of each row's class, running on beyond its end where it is small."""
+        """R x K: the columns of each row's class. A smaller class leaves slots over, which run into
+        the next class or stay at the last column; they are not valid."""
         K = torch.arange(self.groups.K, device=self.rows.device)
-        return self.groups.start[self.rows, None] + K
+        return (self.groups.start[self.rows, None] + K).clamp(max=self.groups.m - 1)
 
     def positives(self) -> tuple[Tensor, Tensor]:
         """R x K similarities, and which of the slots hold a positive pair."""
-        columns = self.slots
-        valid = (columns < self.groups.end[self.rows, None]) & (columns != self.rows[:, None])
-        return self.S.gather(1, columns.clamp(max=self.groups.m - 1)), valid
+        rows = self.rows[:, None]
+        size = (self.groups.end - self.groups.start)[rows]
+        slot = torch.arange(self.groups.K, device=self.rows.device)
+        return self.S.gather(1, self.slots), (slot < size) & (self.slots != rows)
 
     def negatives(self, width: int) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """Tiles of at most `width` columns: where, similarities, which are negative (None: all)."""
@@ -166,16 +172,15 @@ def of_partners(loss: PairLoss, t: Statistics, block: Block) -> Statistics:
 
     Row i lies in its partners' slot number i - start: the class is the same.
     """
-    columns = block.slots.clamp(max=block.groups.m - 1)
     own_slot = (block.rows - block.groups.start[block.rows])[:, None]
     views = {}
     for name, x in t.items():
         if loss.scopes[name] is Scope.BATCH:
             views[name] = x
         elif loss.scopes[name] is Scope.POSITIVE_PAIR:
-            views[name] = x[columns, own_slot]
+            views[name] = x[block.slots, own_slot]
         else:
-            views[name] = x[columns]
+            views[name] = x[block.slots]
     return views
 
 
@@ -194,6 +199,13 @@ def block_statistics(loss: PairLoss, block: Block, width: int) -> dict[str, Tens
         assert states is not None
         t |= {name: s.finish(states[name]) for name, s in statistics.items()}
     return t
+
+
+def weigh_negatives(
+    loss: PairLoss, S: Tensor, t: Statistics, keep: Tensor | None, anchors: Tensor | None
+) -> Tensor:
+    """The weights of a tile's negative pairs; zero for what is not one, or not of an anchor."""
+    return masked(masked(loss.negative_weight(S, t), keep, 0), anchors, 0)
 
 
 def tiles(block: Block, side: Side, width: int) -> Iterator[tuple[Tensor, Tensor | None]]:

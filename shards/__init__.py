@@ -1,0 +1,1 @@
+"""Datasets as webdataset shards with random access. Knows nothing of dml."""
