@@ -194,7 +194,10 @@ def test_a_file_that_is_no_config_gives_one_sentence(content: bytes, reason: str
 
 @pytest.mark.parametrize(
     "content",
-    [b"a: \x00", b"a: !!python/object:os.system {}", b"? [a]\n: b", b"a: !!int x", b"a: !!map x"],
+    [
+        *(b"a: \x00", b"a: !!python/object:os.system {}", b"? [a]\n: b", b"a: !!int x"),
+        *(b"a: !!map x", b"a: !!bool x", b"a: !!timestamp x", b'a: !!int ""', b'a: !!float ""'),
+    ],
 )
 def test_odd_yaml_is_one_line_and_no_other_exception(content: bytes) -> None:
     Path("bad.yaml").write_bytes(content)
@@ -462,3 +465,10 @@ def test_config_and_error_can_be_pickled() -> None:
 def test_config_and_plan_import_neither_torch_nor_numpy() -> None:
     code = "import sys, dml.config, dml.plan; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_config_is_a_value_that_cannot_change() -> None:
+    config = load(ROOT / "configs" / "sop_bs1000.yaml")  # a single path will do
+    assert hash(config) == hash(load([ROOT / "configs" / "sop_bs1000.yaml"]))
+    config.loss.parameters["beta"] = 3
+    assert config.loss.parameters["beta"] == 50

@@ -225,7 +225,6 @@ def test_table() -> None:
         "processes                  8",
         "images per process         125",
         "micro-batches per process  1",
-        "loss engine                streaming",
         "training classes           11,318",
         "validation classes         0",
         "steps                      3,200",

@@ -69,6 +69,10 @@ def ddp(tmp_path_factory):
     return {k: torch.load(folder / f"{k}.pt") for k in (1, 2)}
 
 
+def test_micro_batches_are_reduced_once(ddp):
+    assert ddp[1]["reductions"] == ddp[2]["reductions"] == ["all_reduce"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("micro_batches", [1, 2])
@@ -79,6 +83,11 @@ def test_deepspeed_trains_what_ddp_trains(ddp, stage, micro_batches, tmp_path):
     assert done.returncode == 0, done.stderr
     found = torch.load(tmp_path / "out.pt")
     assert difference(found, ddp[micro_batches]) == 0
+    # the gradient once, however many micro-batches, and then whether any process overflowed
+    assert found["reductions"] == [
+        "reduce_scatter_tensor" if stage == 3 else "all_reduce",
+        "all_reduce",
+    ]
     assert difference(found, ddp[1]) < 1e-6
 
 

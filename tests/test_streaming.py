@@ -75,7 +75,7 @@ def test_half_precision_is_computed_in_float32(half):
 
 def test_autocast_stays_outside_of_the_dense_engine():
     X, labels = batch(m=200, d=64, dtype=torch.float32)
-    expected, (w_pos, w_neg) = dense_loss(MS, X, labels), pair_weights(MS, X, labels)
+    expected, w_neg = dense_loss(MS, X, labels), pair_weights(MS, X, labels)[1]
     with torch.autocast("cpu", dtype=torch.float16):
         assert torch.equal(dense_loss(MS, X, labels), expected)
         assert torch.equal(pair_weights(MS, X, labels)[1], w_neg)
@@ -325,7 +325,7 @@ def test_bad_input_is_one_clear_sentence(engine):
     X[3, 1], X[8, 0], X[8, 2] = torch.nan, torch.inf, -torch.inf
     with pytest.raises(ValueError, match=r"2 of 30 embeddings hold NaN or infinity.* row 3"):
         fn(X, labels)
-    with pytest.raises(ValueError, match="30 of 30 embeddings .* too large"):
+    with pytest.raises(ValueError, match=r"30 of 30 embeddings .* too large"):
         fn(torch.full((30, 8), 1e20), labels)
     with pytest.raises(ValueError, match="must be tensors, not Tensor and list"):
         fn(X, labels.tolist())
