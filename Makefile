@@ -14,7 +14,7 @@ setup: $(STAMP) ## create .venv with everything the tests need
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev,icons,cars196]'
 	$(BIN)/python -m pip install -q -c constraints.txt setuptools wheel ninja
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BIN)/python -m pip install -q -c constraints.txt \
 		--no-build-isolation -e '.[deepspeed]'

@@ -63,9 +63,15 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
+    """workers and prefetch: loader processes, and the batches each keeps ready. size and resize:
+    the crop and the short side of a test image before it, in pixels; None: the backbone's own."""
+
     dataset: str = field(metadata=must(one_of(DATASETS), "sop"))
     shards: str = field(metadata=must(NOT_EMPTY, "data/sop"))
     workers: int = field(default=4, metadata=must(at_least(0)))
+    prefetch: int = field(default=2, metadata=must(at_least(1)))
+    size: int | None = field(default=None, metadata=must(at_least(1), 64))
+    resize: int | None = field(default=None, metadata=must(at_least(1), 72))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from dml.catalogue import DATASETS, Problem
@@ -190,6 +191,16 @@ def _problems(
         yield Problem("length.epochs", config.length.epochs, text, fix)
 
 
+def built_sizes(config: Config) -> tuple[int | None, int | None]:
+    """Training classes and images of the shards, where they are built already."""
+    if not (Path(config.data.shards) / "manifest.json").exists():
+        return None, None
+    from shards.index import read_manifest  # numpy: only where there are shards to read
+
+    train = read_manifest(config.data.shards)["splits"].get("train", {})
+    return train.get("classes"), train.get("images")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m dml.plan",
@@ -199,8 +210,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="default: 1")
     arguments = parser.parse_args(argv)
     try:
-        print(plan(load(arguments.config, arguments.set), arguments.processes))
-    except ConfigError as error:
+        config = load(arguments.config, arguments.set)
+        print(plan(config, arguments.processes, *built_sizes(config)))
+    except ValueError as error:  # ConfigError, or ShardError for damaged shards
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -57,7 +57,11 @@ def test_a_step_sends_one_gather_of_embeddings_and_one_of_row_statistics(process
         ("no rows", "process 1: the batch is empty (m = 0)", 2),
         ("label type", "torch.float64 with (30,) torch.int32", 2),
         ("float labels", "process 1: labels must be integers", 2),
-        ("nan", "1 of 60 embeddings hold NaN or infinity (first in row 3 of process 1)", 3),
+        (
+            "nan",
+            "1 of 60 embeddings hold NaN or infinity, or are too large (first in row 3 of process 1)",
+            3,
+        ),
     ],
 )
 def test_a_mishap_on_one_process_is_the_same_sentence_on_all(kind, sentence, processes):

@@ -1,0 +1,241 @@
+"""Batches of P classes x M images from shards, as a pure function of (seed, step).
+
+    (seed, step) -> P classes, M images of each -> this process's slice -> decoded, cropped, uint8
+
+The batch of a step is the same for any number of processes and loader workers and needs no history:
+to resume is to start at another step. Random crops and flips are a function of (seed, step, position
+in the global batch). Images stay uint8 until `normalise` on the device.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from dml.deck import Deck, mix
+from shards.index import ImageReader, Index
+
+Rows = NDArray[np.int64]
+# what a random number is for; part of its hash
+CLASSES, IMAGES, AUGMENT, HOLD_OUT = range(4)
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a network expects of an image. Each backbone describes its own."""
+
+    size: int = 224  # the crop it sees
+    resize: int = 256  # the short side before the centre crop of a test image
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    channels: Literal["rgb", "bgr"] = "rgb"
+    top: float = 1.0  # white: 1.0, or 255.0 for networks that were trained on bytes
+
+
+def normalise(images: Tensor, spec: Input) -> Tensor:
+    """uint8 RGB batches, N x size x size x 3, as the network expects them, N x 3 x size x size; on
+    the images' device."""
+    x = images.permute(0, 3, 1, 2).float() * (spec.top / 255)
+    if spec.channels == "bgr":
+        x = x.flip(1)
+    mean, std = (x.new_tensor(v).view(3, 1, 1) for v in (spec.mean, spec.std))
+    return (x - mean) / std
+
+
+def draws(*key: int) -> Random:
+    """Random numbers that are a function of their key alone."""
+    return Random(mix(*key))
+
+
+# The recipe of the paper's authors: a crop of 16% to 100% of the area.
+SMALLEST_CROP = 0.16
+RATIOS = (3 / 4, 4 / 3)
+LOG_RATIOS = (math.log(RATIOS[0]), math.log(RATIOS[1]))
+Box = tuple[float, float, float, float]
+
+
+def random_box(width: int, height: int, random: Random) -> Box:
+    """A crop of random area and aspect ratio; the largest that fits if none of ten does."""
+    for _ in range(10):
+        area = width * height * random.uniform(SMALLEST_CROP, 1)
+        ratio = math.exp(random.uniform(*LOG_RATIOS))
+        w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+        if 0 < w <= width and 0 < h <= height:
+            x, y = int(random.random() * (width - w + 1)), int(random.random() * (height - h + 1))
+            return x, y, x + w, y + h
+    return centre_box(width, height, width / height)
+
+
+def centre_box(width: int, height: int, ratio: float = 1.0) -> Box:
+    """The largest box in the middle with an aspect ratio as near to `ratio` as RATIOS allow."""
+    ratio = min(max(ratio, RATIOS[0]), RATIOS[1])
+    w, h = (height * ratio, height) if width > height * ratio else (width, width / ratio)
+    x, y = (width - w) / 2, (height - h) / 2
+    return x, y, x + w, y + h
+
+
+def opened(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
+
+
+def resized(image: Image.Image, box: Box, size: int) -> Image.Image:
+    """The box of an image at size x size. A large JPEG is decoded at the smallest scale that has
+    enough pixels, which is most of the speed."""
+    scale = min(box[2] - box[0], box[3] - box[1]) / size
+    if image.format == "JPEG" and scale >= 2:
+        w, h = image.size
+        image.draft("RGB", (int(w / scale), int(h / scale)))
+        x, y = image.size[0] / w, image.size[1] / h
+        box = box[0] * x, box[1] * y, box[2] * x, box[3] * y
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    return image.resize((size, size), Image.Resampling.BILINEAR, box)
+
+
+def train_image(data: bytes, spec: Input, random: Random) -> Image.Image:
+    """A random resized crop, flipped half of the time."""
+    image = opened(data)
+    cropped = resized(image, random_box(*image.size, random), spec.size)
+    return cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else cropped
+
+
+def eval_image(data: bytes, spec: Input) -> Image.Image:
+    """The centre crop of `size` after the short side became `resize`."""
+    image = opened(data)
+    w, h = image.size
+    side = min(w, h) * spec.size / spec.resize
+    x, y = (w - side) / 2, (h - side) / 2
+    return resized(image, (x, y, x + side, y + side), spec.size)
+
+
+def stacked(images: Iterable[Image.Image], count: int, size: int) -> Tensor:
+    """count x size x size x 3, RGB, uint8."""
+    out = np.empty((count, size, size, 3), dtype=np.uint8)
+    for i, image in enumerate(images):
+        out[i] = np.asarray(image)
+    return torch.from_numpy(out)
+
+
+class Batches:
+    """The global batches of a run: which rows of the index, and their labels, for every step."""
+
+    def __init__(self, rows: Rows, labels: Rows, classes: int, per_class: int, seed: int) -> None:
+        order = np.argsort(labels, kind="stable")
+        self.rows, self.labels = rows[order], labels[order]
+        self.names, self.start, self.size = np.unique(
+            self.labels, return_index=True, return_counts=True
+        )
+        if classes > len(self.names):
+            raise ValueError(
+                f"batch.classes is {classes} but there are only {len(self.names)} classes to train "
+                f"on; set batch.classes to at most {len(self.names)}"
+            )
+        self.deck = Deck(len(self.names), classes, mix(seed, CLASSES))
+        self.per_class, self.seed = per_class, seed
+
+    def __call__(self, step: int) -> tuple[Rows, Rows]:
+        """The m rows and labels of a step, class by class."""
+        classes, times = self.deck.deal(step)
+        chosen = [self.images(c, int(n)) for c, n in zip(classes, times, strict=True)]
+        place = np.concatenate(chosen)
+        return self.rows[place], self.labels[place]
+
+    def images(self, c: int, n: int) -> Rows:
+        """The M images of class c in its n-th turn. A class with fewer of them gives all it has, as
+        often as it takes, and deals the rest; each copy is cropped on its own."""
+        size = int(self.size[c])
+        times, rest = divmod(self.per_class, size)
+        chosen = np.tile(np.arange(size), times)
+        if rest:
+            deck = Deck(size, rest, mix(self.seed, IMAGES, int(self.names[c])))
+            chosen = np.concatenate([chosen, deck.deal(n)[0]])
+        return np.asarray(self.start[c] + chosen, dtype=np.int64)
+
+
+def held_out(labels: Rows, share: float, seed: int) -> NDArray[np.bool_]:
+    """Which samples belong to the classes held out for validation: a share of the classes."""
+    names = np.unique(labels)
+    chosen = Deck(len(names), len(names), mix(seed, HOLD_OUT)).deal(0)[0]
+    return np.isin(labels, names[chosen[: round(share * len(names))]])
+
+
+class TrainBatches(Dataset[tuple[Tensor, Tensor]]):
+    """By step: this process's slice of the global batch, b x size x size x 3 uint8, and b labels.
+
+    What is random about an image is a function of (seed, step, position in the global batch).
+    """
+
+    def __init__(
+        self, index: Index, batches: Batches, spec: Input, rank: int = 0, size: int = 1
+    ) -> None:
+        self.reader, self.batches, self.spec = ImageReader(index), batches, spec
+        self.rank, self.size = rank, size
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        rows, labels = self.batches(step)
+        own = own_share(len(rows), self.rank, self.size)
+        key = mix(self.batches.seed, AUGMENT, step)
+        images = (
+            train_image(self.reader.read(int(rows[i])), self.spec, draws(key, i)) for i in own
+        )
+        return stacked(images, len(own), self.spec.size), torch.from_numpy(labels[own])
+
+
+class EvalBatches(Dataset[tuple[Tensor, Tensor]]):
+    """By number: batches of this process's share of the images, every one once, in order."""
+
+    def __init__(
+        self,
+        index: Index,
+        rows: Rows,
+        labels: Rows,
+        spec: Input,
+        batch: int,
+        rank: int = 0,
+        size: int = 1,
+    ) -> None:
+        own = own_share(len(rows), rank, size)
+        self.reader, self.rows, self.labels = ImageReader(index), rows[own], labels[own]
+        self.spec, self.batch = spec, batch
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.rows) / self.batch)
+
+    def __getitem__(self, n: int) -> tuple[Tensor, Tensor]:
+        part = slice(n * self.batch, (n + 1) * self.batch)
+        rows = self.rows[part]
+        images = (eval_image(self.reader.read(int(row)), self.spec) for row in rows)
+        return stacked(images, len(rows), self.spec.size), torch.from_numpy(self.labels[part])
+
+
+def own_share(n: int, rank: int, size: int) -> range:
+    """This process's part of n samples, in order: every one once, no padding."""
+    return range(n * rank // size, n * (rank + 1) // size)
+
+
+def loader(
+    batches: Dataset[tuple[Tensor, Tensor]], order: range, workers: int = 0, prefetch: int = 2
+) -> DataLoader[tuple[Tensor, Tensor]]:
+    """The batches in order, made by worker processes, each with `prefetch` of them ready.
+
+    Do not hand it to accelerator.prepare: every process has its own share already.
+    """
+    return DataLoader(
+        batches,
+        sampler=order,
+        batch_size=None,  # a sample is a whole batch
+        num_workers=workers,
+        prefetch_factor=prefetch if workers else None,
+        pin_memory=torch.cuda.is_available(),
+    )

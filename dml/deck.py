@@ -1,0 +1,92 @@
+"""Fair dealing: distinct cards, each as often as any other, as a pure function of the deal's number.
+
+Batches are dealt from two kinds of decks: P classes from the deck of all classes, and M images from
+the deck of a class. A deck is shuffled again and again; deal n takes the next `hand` cards of that
+endless sequence, so every card is used equally often (to within one), and nothing depends on what was
+dealt before. Where a deal runs over the end of one shuffle into the next, the next shuffle is put in
+order so that no card comes twice in a hand.
+
+Randomness is a hash of (key, shuffle, card): the same on every machine and for every library version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+Cards = NDArray[np.int64]
+_MASK = 2**64 - 1
+
+
+def mix(*words: int) -> int:
+    """A 64-bit hash of whole numbers (splitmix64, chained)."""
+    state = 0
+    for word in words:
+        state = (state + (word & _MASK) + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+def shuffled(size: int, key: int) -> Cards:
+    """A permutation of 0 .. size - 1: cards sorted by their hash."""
+    with np.errstate(over="ignore"):
+        x = np.arange(size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    return np.argsort(x, kind="stable")
+
+
+@dataclass(frozen=True)
+class Deck:
+    """`size` cards, dealt `hand` at a time."""
+
+    size: int
+    hand: int
+    key: int
+
+    def __post_init__(self) -> None:
+        assert 0 < self.hand <= self.size
+
+    def deal(self, n: int) -> tuple[Cards, Cards]:
+        """The cards of deal n, and how often each was dealt before it (its shuffle's number)."""
+        place = np.arange(n * self.hand, (n + 1) * self.hand)
+        cycle, within = np.divmod(place, self.size)
+        cards = np.empty(self.hand, dtype=np.int64)
+        for c in range(cycle[0], cycle[-1] + 1):
+            chosen = cycle == c
+            cards[chosen] = _shuffle(self, int(c))[within[chosen]]
+        return cards, cycle
+
+    def overhang(self, c: int) -> int:
+        """How many cards of shuffle c are in the hand that runs over its end."""
+        return (c + 1) * self.size % self.hand
+
+
+@lru_cache(maxsize=4096)
+def _shuffle(deck: Deck, c: int) -> Cards:
+    """Shuffle c in its final order: the first cards are none of those the hand holds already."""
+    if c == 0 or deck.overhang(c - 1) == 0:
+        return shuffled(deck.size, mix(deck.key, c))
+    before = shuffled(deck.size, mix(deck.key, c - 1))
+    if deck.size < 2 * deck.hand:
+        # The head of the shuffle before may have reached into its tail: go through all shuffles
+        # since a hand last ended with one.
+        aligned = c - c % (deck.hand // gcd(deck.size, deck.hand))
+        before = shuffled(deck.size, mix(deck.key, aligned))
+        for earlier in range(aligned + 1, c):
+            before = _reordered(deck, earlier, before)
+    return _reordered(deck, c, before)
+
+
+def _reordered(deck: Deck, c: int, before: Cards) -> Cards:
+    held = before[deck.size - deck.overhang(c - 1) :] if deck.overhang(c - 1) else before[:0]
+    cards = shuffled(deck.size, mix(deck.key, c))
+    head = cards[~np.isin(cards, held)][: deck.hand - len(held)] if len(held) else cards[:0]
+    return np.concatenate([head, cards[~np.isin(cards, head)]])

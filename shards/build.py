@@ -1,0 +1,194 @@
+"""Packs a dataset into shards, once:
+
+python shards/build.py cub200 --root ~/CUB_200_2011 --out data/cub200
+
+Every image is decoded on the way. The result appears under --out when it is complete, or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+if not __package__:  # started as a file: python put shards/ on the path, the imports start above it
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tqdm import tqdm
+
+from shards.images import load
+from shards.item import Collection, Item, ShardError
+from shards.pack import Packer, appearing
+from shards.workers import default_workers, in_order
+
+SOURCES = ("sop", "cub200", "cars196", "inshop", "icons", "icons_mini", "folder")
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def _count_problems(items: Sequence[Item], expected: dict[str, tuple[int, int]]) -> list[str]:
+    images, classes = Counter[str](), Counter[str]()
+    images.update(item.split for item in items)
+    classes.update(split for split, _ in {(item.split, item.class_name) for item in items})
+    return [
+        f"{split} has {classes[split]:,} classes and {images[split]:,} images "
+        f"where {expected[split][0]:,} and {expected[split][1]:,} were published"
+        for split in expected
+        if (classes[split], images[split]) != expected[split]
+    ]
+
+
+def _refuse_singles(train: Counter[str]) -> None:
+    """The only positives of such an image would be copies of itself."""
+    single = [name for name, images in train.items() if images == 1]
+    if single:
+        more = f" and {len(single) - 1:,} more" if len(single) > 1 else ""
+        raise ShardError(
+            f"the train class {single[0]!r}{more} has a single image, so no positive pair: "
+            "add images or remove the class, or pass --allow-singles"
+        )
+
+
+def build(
+    collection: Collection,
+    source: str,
+    out: Path,
+    *,
+    max_bytes: int = 256 * 2**20,
+    workers: int = 1,
+    bad: Literal["fail", "skip"] = "fail",
+    allow_counts: bool = False,
+    allow_singles: bool = False,
+) -> dict[str, Any]:
+    """Packs the collection into `out` and returns the manifest; ShardError if it must not."""
+    # a split's images lie together, and its labels too: train first, the rest as they come
+    splits = dict.fromkeys(["train", *(item.split for item in collection.items)])
+    items = sorted(collection.items, key=lambda item: list(splits).index(item.split))
+    if not items:
+        raise ShardError(f"the {source} source found no images")
+    if wrong := [split for split in splits if not re.fullmatch("[a-z]+", split)]:
+        raise ShardError(f"the split {wrong[0]!r} must have a name of small letters")
+    notes = list(collection.notes)
+    if problems := _count_problems(items, dict(collection.expected)):
+        if not allow_counts:
+            raise ShardError(f"{'; '.join(problems)}: complete it, or pass --allow-counts")
+        notes += problems
+    if not allow_singles:
+        _refuse_singles(Counter(item.class_name for item in items if item.split == "train"))
+
+    skipped: list[str] = []
+    converted = 0
+    with (
+        appearing(out) as folder,
+        closing(Packer(folder, max_bytes)) as packer,
+        closing(in_order(load, items, workers)) as pictures,
+        tqdm(total=len(items), unit="image", disable=None) as bar,  # None: off without a terminal
+    ):
+        train = Counter[str]()
+        for item, picture in zip(items, pictures, strict=True):
+            bar.update()
+            if not isinstance(picture, str):
+                packer.add(item, picture)
+                converted += picture.converted
+                train[item.class_name] += item.split == "train"
+            elif bad == "skip":
+                skipped.append(f"{item.name} {picture}")
+            else:
+                raise ShardError(f"{item.name} {picture}: repair it, or pass --bad skip")
+        if skipped and not allow_singles:
+            _refuse_singles(train)
+        if converted:
+            notes.append(f"{converted:,} images of other formats were converted to PNG, losslessly")
+        return packer.finish(source, notes, skipped)
+
+
+def _summary(manifest: dict[str, Any], out: Path, seconds: float) -> str:
+    images = sum(split["images"] for split in manifest["splits"].values())
+    size = sum(shard["bytes"] for shard in manifest["shards"]) / 2**20
+    lines = [f"{out}: {images:,} images of {len(manifest['classes']):,} classes"]
+    for split, counts in manifest["splits"].items():
+        lines.append(f"  {split:8}{counts['classes']:>8,} classes{counts['images']:>10,} images")
+    lines.append(f"  {size:,.1f} MiB in {len(manifest['shards'])} shards")
+    lines.append(f"  {seconds:.1f} s, {images / seconds:,.0f} images/s")
+    lines += [f"  note: {note}" for note in manifest["notes"]]
+    lines += [f"  skipped: {image}" for image in manifest["skipped"]]
+    if manifest["skipped"]:
+        lines.append(f"  skipped {len(manifest['skipped']):,} images in all")
+    return "\n".join(lines)
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"([0-9]+) ?([KMG]?)(?:i?B)?", text)
+    if not match or not int(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 256MiB, 1G or 1000000")
+    return int(match[1]) * UNITS[match[2]]
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    about, example, promise = (__doc__ or "").strip().split("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="shards/build.py",
+        description=f"{about}\n\n  {example}\n\n{promise}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("source", choices=SOURCES, help="the dataset; folder is split/class/image, for your own")
+    add("--root", type=Path, required=True, help="the dataset as it was published")
+    add("--out", type=Path, required=True, help="a folder to make")
+    add("--max-bytes", type=_bytes, default="256MiB", help="size of a tar (default: %(default)s)")
+    add("--workers", type=_positive, default=default_workers(), help="default: %(default)s here")
+    add(
+        "--bad",
+        choices=("fail", "skip"),
+        default="fail",
+        help="unreadable images: stop at the first, or leave them out and list them (default: fail)",
+    )
+    add("--allow-counts", action="store_true", help="other numbers of images than published")
+    add("--allow-singles", action="store_true", help="train classes with a single image")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args, start = _parse(argv), time.perf_counter()
+    try:
+        collection = import_module(f"shards.sources.{args.source}").collect(args.root)
+        manifest = build(
+            collection,
+            args.source,
+            args.out,
+            max_bytes=args.max_bytes,
+            workers=args.workers,
+            bad=args.bad,
+            allow_counts=args.allow_counts,
+            allow_singles=args.allow_singles,
+        )
+    except KeyboardInterrupt:
+        print(f"interrupted: {args.out} was not made, nothing is left of it", file=sys.stderr)
+        return 130
+    except ShardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "the disk is full" if full else str(error)
+        print(f"error: {args.out} was not made: {reason}", file=sys.stderr)
+        return 2
+    print(_summary(manifest, args.out, time.perf_counter() - start))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""Writes shards: the same images give the same bytes, and a folder appears finished or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from shards.images import Picture
+from shards.index import FORMAT, ROW, SHARD_NAME, VERSION
+from shards.item import Item, ShardError
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _is_ours(name: str) -> bool:
+    return name in ("index.npy", "manifest.json") or SHARD_NAME.fullmatch(name) is not None
+
+
+def _refuse_existing(out: Path) -> None:
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ShardError(f"{out} exists: remove it, or choose another --out")
+
+
+@contextmanager
+def appearing(out: Path) -> Iterator[Path]:
+    """A folder to fill, OUT.partial: renamed to OUT when the block ends well, removed otherwise."""
+    out = out.absolute()
+    partial = out.with_name(f"{out.name}.partial")
+    _refuse_existing(out)
+    partial.mkdir(parents=True, exist_ok=True)
+    folder = os.open(partial, os.O_RDONLY)
+    try:
+        # The lock ends with its process, so what a killed build left is told from a running one.
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ShardError(f"{partial} is being written by another build") from None
+        except OSError:
+            pass  # a file system without locks
+        _refuse_existing(out)  # another build may have finished before we had the lock
+        foreign = sorted(name for name in os.listdir(partial) if not _is_ours(name))
+        if foreign:
+            raise ShardError(f"{partial} holds {foreign[0]!r}, which no build wrote: remove it")
+        for name in os.listdir(partial):
+            (partial / name).unlink()
+        try:
+            yield partial
+            _sync_folder(partial)
+            partial.rename(out)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        _sync_folder(out.parent)
+    finally:
+        os.close(folder)
+
+
+def _member(name: str, data: bytes) -> bytes:
+    header = tarfile.TarInfo(name)  # mtime, uid and gid 0, mode 644
+    header.size = len(data)
+    return header.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+
+
+def _json(value: object, indent: int | None = None) -> bytes:
+    return json.dumps(value, indent=indent).encode() + b"\n"
+
+
+class Packer:
+    """Packs images into tars of about `max_bytes`, split after split; `finish` writes the rest."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self.images: dict[str, int] = {}  # split -> count
+        self.classes: dict[str, set[int]] = {}  # split -> its labels
+        self.labels: dict[str, int] = {}  # class name -> label
+        self._rows: list[tuple[int, int, int, int, int]] = []
+        self._shards: list[dict[str, Any]] = []
+        self._tar: BinaryIO | None = None
+        self._hash = hashlib.sha256()
+
+    def close(self) -> None:
+        if self._tar:
+            self._tar.close()
+
+    def add(self, item: Item, picture: Picture) -> None:
+        if item.split not in self.images:
+            self._finish_shard()
+            self.images[item.split] = 0
+            self.classes[item.split] = set()
+        label = self.labels.setdefault(item.class_name, len(self.labels))
+        key = f"{len(self._rows):08d}"
+        about = {
+            "class": item.class_name,
+            "split": item.split,
+            "source": item.name,
+            "extra": dict(item.extra),
+        }
+        image = _member(f"{key}.{picture.suffix}", picture.data)
+        rest = _member(f"{key}.cls", b"%d" % label) + _member(f"{key}.json", _json(about))
+        if self._tar and self._tar.tell() + len(image) + len(rest) > self.max_bytes:
+            self._finish_shard()
+        if not self._tar:
+            # numbered within the split: what is listed so far are other splits' and its own
+            number = sum(s["name"].startswith(f"{item.split}-") for s in self._shards)
+            name = f"{item.split}-{number:06d}.tar"
+            self._tar, self._hash = (self.folder / name).open("wb"), hashlib.sha256()
+            self._shards.append({"name": name})
+        offset = self._tar.tell() + tarfile.BLOCKSIZE
+        split, shard = list(self.images).index(item.split), len(self._shards) - 1
+        self._rows.append((split, label, shard, offset, len(picture.data)))
+        self._put(image + rest)
+        self.images[item.split] += 1
+        self.classes[item.split].add(label)
+
+    def _put(self, data: bytes) -> None:
+        assert self._tar is not None
+        self._tar.write(data)
+        self._hash.update(data)
+
+    def _finish_shard(self) -> None:
+        if self._tar is None:
+            return
+        self._put(bytes(2 * tarfile.BLOCKSIZE))  # how a tar ends
+        self._tar.flush()
+        os.fsync(self._tar.fileno())
+        self._shards[-1] |= {"bytes": self._tar.tell(), "sha256": self._hash.hexdigest()}
+        self._tar.close()
+        self._tar = None
+
+    def finish(self, source: str, notes: Sequence[str], skipped: Sequence[str]) -> dict[str, Any]:
+        """The manifest, written last: without it nothing takes the folder for shards."""
+        self._finish_shard()
+        index = io.BytesIO()
+        np.save(index, np.array(self._rows, ROW), allow_pickle=False)
+        _write(self.folder / "index.npy", index.getvalue())
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "source": source,
+            "splits": {
+                split: {"classes": len(self.classes[split]), "images": images}
+                for split, images in self.images.items()
+            },
+            "index": {"sha256": hashlib.sha256(index.getvalue()).hexdigest()},
+            "shards": self._shards,
+            "notes": list(notes),
+            "skipped": list(skipped),
+            "classes": list(self.labels),
+        }
+        _write(self.folder / "manifest.json", _json(manifest, indent=1))
+        return manifest

@@ -1,0 +1,144 @@
+"""Checks shards to the last byte:
+
+python shards/verify.py data/cub200
+
+Checksums, every member of every tar against the index, and every image is decoded. Nothing is
+unpacked. One line a problem; the exit code is 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path, PurePosixPath
+
+if not __package__:  # started as a file: python put shards/ on the path, the imports start above it
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from tqdm import tqdm
+
+from shards.images import check
+from shards.index import ImageReader, Index, load_index
+from shards.item import ShardError
+from shards.workers import default_workers, in_order
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _is_hostile(member: tarfile.TarInfo) -> bool:
+    path = PurePosixPath(member.name)
+    return path.is_absolute() or ".." in path.parts or member.type != tarfile.REGTYPE
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)  # a view into the tar; nothing is written
+    assert file is not None
+    return file.read()
+
+
+def _member_problems(tar: tarfile.TarFile, index: Index, shard: int) -> Iterator[str]:
+    members = tar.getmembers()
+    if hostile := [member for member in members if _is_hostile(member)]:
+        yield from (f"refused member {member.name!r}" for member in hostile)
+        return
+    numbers = np.flatnonzero(index.rows["shard"] == shard)
+    if len(members) != 3 * len(numbers):
+        yield f"{len(members)} members where the index asks for {3 * len(numbers)}"
+        return
+    for number, (image, cls, about) in zip(
+        numbers, zip(*[iter(members)] * 3, strict=True), strict=True
+    ):
+        key, row = f"{number:08d}", index.rows[number]
+        if image.name not in (f"{key}.jpg", f"{key}.png"):
+            yield f"{image.name!r} stands where {key}.jpg or {key}.png should"
+        elif (image.offset_data, image.size) != (row["offset"], row["size"]):
+            yield f"{image.name} does not lie where the index says"
+        if cls.name != f"{key}.cls" or _content(tar, cls) != b"%d" % row["label"]:
+            yield f"{cls.name!r} is not the label of {key}"
+        expected = (index.class_names[row["label"]], index.splits[row["split"]])
+        try:
+            told = json.loads(_content(tar, about))
+            if about.name != f"{key}.json" or (told["class"], told["split"]) != expected:
+                yield f"{about.name!r} does not tell the class and split of {key}"
+        except (ValueError, TypeError, KeyError, RecursionError):
+            yield f"{about.name!r} is not the json of {key}"
+
+
+def _shard_problems(index: Index, shard: int) -> Iterator[str]:
+    path, name = index.shards[shard], index.shards[shard].name
+    try:
+        if _sha256(path) != index.manifest["shards"][shard]["sha256"]:
+            yield f"{name}: differs from its checksum in the manifest"
+        with tarfile.open(path, "r:") as tar:
+            yield from (f"{name}: {problem}" for problem in _member_problems(tar, index, shard))
+    except (tarfile.TarError, OSError, ValueError) as error:
+        yield f"{name}: cannot be read as a tar ({error})"
+
+
+def _image_problem(image: tuple[str, bytes]) -> str | None:
+    name, data = image
+    try:
+        converted = check(data).converted
+    except ShardError as error:
+        return f"{name} {error}"
+    return f"{name} is neither JPEG nor PNG" if converted else None
+
+
+def verify(directory: Path, workers: int = 1) -> Iterator[str]:
+    """Everything that is wrong, a line each."""
+    try:
+        index = load_index(directory)
+    except ShardError as error:
+        yield str(error)
+        return
+    for stray in sorted(set(index.root.glob("*.tar")) - set(index.shards)):
+        yield f"{stray.name}: is not in the manifest"
+    for shard in tqdm(range(len(index.shards)), unit="shard", disable=None):
+        yield from _shard_problems(index, shard)
+    reader = ImageReader(index)
+    images = (
+        (f"{index.shards[row['shard']].name}: {number:08d}", reader.read(number))
+        for number, row in enumerate(index.rows)
+    )
+    with closing(in_order(_image_problem, images, workers)) as found:
+        bar = tqdm(found, total=len(index.rows), unit="image", disable=None)
+        yield from (problem for problem in bar if problem)
+    reader.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    about, example, promise = (__doc__ or "").strip().split("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="shards/verify.py",
+        description=f"{about}\n\n  {example}\n\n{promise}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", type=Path, help="what shards/build.py made")
+    parser.add_argument("--workers", type=int, default=default_workers(), help="processes")
+    args = parser.parse_args(argv)
+    problems = 0
+    try:
+        for problem in verify(args.directory, max(1, args.workers)):
+            tqdm.write(problem)  # print would break the bar
+            problems += 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    print(f"{args.directory}: {f'{problems} problems' if problems else 'no problems'}")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
