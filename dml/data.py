@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from random import Random
 from typing import Literal
 
 import numpy as np
@@ -23,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from dml.deck import Deck, mix
+from dml.deck import Deck, mix, uniforms
 from shards.index import ImageReader, Index
 
 Rows = NDArray[np.int64]
@@ -53,11 +52,6 @@ def normalise(images: Tensor, spec: Input) -> Tensor:
     return (x - mean) / std
 
 
-def draws(*key: int) -> Random:
-    """Random numbers that are a function of their key alone."""
-    return Random(mix(*key))
-
-
 # The recipe of the paper's authors: a crop of 16% to 100% of the area.
 SMALLEST_CROP = 0.16
 RATIOS = (3 / 4, 4 / 3)
@@ -65,14 +59,19 @@ LOG_RATIOS = (math.log(RATIOS[0]), math.log(RATIOS[1]))
 Box = tuple[float, float, float, float]
 
 
-def random_box(width: int, height: int, random: Random) -> Box:
+# Random numbers of an image: two for each of ten boxes, two for its place, one for the flip.
+NUMBERS = 23
+
+
+def random_box(width: int, height: int, numbers: Iterator[float]) -> Box:
     """A crop of random area and aspect ratio; the largest that fits if none of ten does."""
+    low, high = LOG_RATIOS
     for _ in range(10):
-        area = width * height * random.uniform(SMALLEST_CROP, 1)
-        ratio = math.exp(random.uniform(*LOG_RATIOS))
+        area = width * height * (SMALLEST_CROP + (1 - SMALLEST_CROP) * next(numbers))
+        ratio = math.exp(low + (high - low) * next(numbers))
         w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
         if 0 < w <= width and 0 < h <= height:
-            x, y = int(random.random() * (width - w + 1)), int(random.random() * (height - h + 1))
+            x, y = int(next(numbers) * (width - w + 1)), int(next(numbers) * (height - h + 1))
             return x, y, x + w, y + h
     return centre_box(width, height, width / height)
 
@@ -103,11 +102,11 @@ def resized(image: Image.Image, box: Box, size: int) -> Image.Image:
     return image.resize((size, size), Image.Resampling.BILINEAR, box)
 
 
-def train_image(data: bytes, spec: Input, random: Random) -> Image.Image:
+def train_image(data: bytes, spec: Input, numbers: Iterator[float]) -> Image.Image:
     """A random resized crop, flipped half of the time."""
     image = opened(data)
-    cropped = resized(image, random_box(*image.size, random), spec.size)
-    return cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else cropped
+    cropped = resized(image, random_box(*image.size, numbers), spec.size)
+    return cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if next(numbers) < 0.5 else cropped
 
 
 def eval_image(data: bytes, spec: Input) -> Image.Image:
@@ -185,9 +184,10 @@ class TrainBatches(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         rows, labels = self.batches(step)
         own = own_share(len(rows), self.rank, self.size)
-        key = mix(self.batches.seed, AUGMENT, step)
+        numbers = uniforms(len(rows) * NUMBERS, mix(self.batches.seed, AUGMENT, step))
         images = (
-            train_image(self.reader.read(int(rows[i])), self.spec, draws(key, i)) for i in own
+            train_image(self.reader.read(row), self.spec, iter(numbers[i * NUMBERS :]))
+            for i, row in zip(own, rows[own].tolist(), strict=True)
         )
         return stacked(images, len(own), self.spec.size), torch.from_numpy(labels[own])
 

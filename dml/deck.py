@@ -33,14 +33,24 @@ def mix(*words: int) -> int:
     return state
 
 
-def shuffled(size: int, key: int) -> Cards:
-    """A permutation of 0 .. size - 1: cards sorted by their hash."""
+def hashes(size: int, key: int) -> NDArray[np.uint64]:
+    """`size` 64-bit hashes of a key: the sequence of splitmix64 from that seed."""
     with np.errstate(over="ignore"):
         x = np.arange(size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
-    return np.argsort(x, kind="stable")
+        return x ^ (x >> np.uint64(31))
+
+
+def uniforms(size: int, key: int) -> list[float]:
+    """`size` numbers in [0, 1), a function of the key alone."""
+    numbers: list[float] = ((hashes(size, key) >> np.uint64(11)) * 2.0**-53).tolist()
+    return numbers
+
+
+def shuffled(size: int, key: int) -> Cards:
+    """A permutation of 0 .. size - 1: cards sorted by their hash."""
+    return np.argsort(hashes(size, key), kind="stable")
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dml.data import (
+    NUMBERS,
     Batches,
     EvalBatches,
     Input,
     TrainBatches,
-    draws,
     eval_image,
     held_out,
     loader,
@@ -26,9 +26,14 @@ from dml.data import (
     random_box,
     train_image,
 )
+from dml.deck import mix, uniforms
 from shards.index import ImageReader, load_index
 
 SMALL = Input(size=16, resize=20)
+
+
+def draws(*key):
+    return iter(uniforms(NUMBERS, mix(*key)))
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,7 @@ def main(kind):
                 images, y = images[1:], y[1:]
         update(accelerator, model, loss_fn, optimizer, images, y)
     print("trained")
+    accelerator.end_training()
 
 
 if __name__ == "__main__":
