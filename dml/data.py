@@ -73,12 +73,12 @@ def random_box(width: int, height: int, numbers: Iterator[float]) -> Box:
         if 0 < w <= width and 0 < h <= height:
             x, y = int(next(numbers) * (width - w + 1)), int(next(numbers) * (height - h + 1))
             return x, y, x + w, y + h
-    return centre_box(width, height, width / height)
+    return centre_box(width, height)
 
 
-def centre_box(width: int, height: int, ratio: float = 1.0) -> Box:
-    """The largest box in the middle with an aspect ratio as near to `ratio` as RATIOS allow."""
-    ratio = min(max(ratio, RATIOS[0]), RATIOS[1])
+def centre_box(width: int, height: int) -> Box:
+    """The largest box in the middle whose aspect ratio RATIOS allow."""
+    ratio = min(max(width / height, RATIOS[0]), RATIOS[1])
     w, h = (height * ratio, height) if width > height * ratio else (width, width / ratio)
     x, y = (width - w) / 2, (height - h) / 2
     return x, y, x + w, y + h
@@ -186,7 +186,9 @@ class TrainBatches(Dataset[tuple[Tensor, Tensor]]):
         own = own_share(len(rows), self.rank, self.size)
         numbers = uniforms(len(rows) * NUMBERS, mix(self.batches.seed, AUGMENT, step))
         images = (
-            train_image(self.reader.read(row), self.spec, iter(numbers[i * NUMBERS :]))
+            train_image(
+                self.reader.read(row), self.spec, iter(numbers[i * NUMBERS : (i + 1) * NUMBERS])
+            )
             for i, row in zip(own, rows[own].tolist(), strict=True)
         )
         return stacked(images, len(own), self.spec.size), torch.from_numpy(labels[own])
@@ -238,4 +240,5 @@ def loader(
         num_workers=workers,
         prefetch_factor=prefetch if workers else None,
         pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # or every iteration would take a number from torch's own
     )

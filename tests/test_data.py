@@ -96,6 +96,13 @@ def test_to_resume_is_to_start_at_another_step(index):
     assert all(torch.equal(a[0], b[0]) for a, b in zip(whole[4:], resumed, strict=True))
 
 
+def test_loading_takes_no_random_number_from_the_model(index):
+    """Dropout after a resume must draw what it would have drawn."""
+    before = torch.get_rng_state()
+    local_batches(index, 0, 2, workers=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_steps_and_seeds_differ(index):
     first, second = local_batches(index, 0, 2)
     (other,) = local_batches(index, 0, 1, seed=1)
