@@ -32,7 +32,7 @@ def environment(**more):
     bin_folder = str(Path(sys.executable).parent)
     paths = {
         "PATH": f"{bin_folder}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),  # workers run from any folder
+        "PYTHONPATH": f"{ROOT}:{WORKERS}",  # workers run from any folder
     }
     return {**inherited, **paths, "OMP_NUM_THREADS": "1", **more}
 

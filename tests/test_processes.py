@@ -6,12 +6,13 @@ import pytest
 from test_step import launch
 
 WHO = """
-import torch, torch.distributed as dist
+import torch
+from network import leave
 from dml.processes import make_accelerator
 a = make_accelerator()
 print(f"who {a.process_index} of {a.num_processes}, {a.distributed_type.value}, "
       f"{torch.get_num_threads()} threads")
-a.end_training()
+leave(a)
 """
 
 

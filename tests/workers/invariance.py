@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from network import Network, inputs, mixed_labels, own, splits
+from network import Network, inputs, leave, mixed_labels, own, splits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from batches import IDS, VARIANTS, make
@@ -65,7 +65,7 @@ def main(out):
         assert torch.equal(torch.get_rng_state(), after), "the random numbers to come differ"
 
     torch.save(results, Path(out) / f"{rank}.pt")
-    accelerator.end_training()
+    leave(accelerator)
 
 
 if __name__ == "__main__":

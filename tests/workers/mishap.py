@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from network import Network, inputs, mixed_labels, own
+from network import Network, inputs, leave, mixed_labels, own
 
 from dml.gpw import GlobalPairLoss, make_loss
 from dml.processes import make_accelerator
@@ -35,7 +35,7 @@ def main(kind):
                 images, y = images[1:], y[1:]
         update(accelerator, model, loss_fn, optimizer, images, y)
     print("trained")
-    accelerator.end_training()
+    leave(accelerator)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from network import Network, inputs, own
+from network import Network, inputs, leave, own
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -55,7 +55,7 @@ def main(out, steps, micro_batches, dtype):
     if accelerator.is_main_process:
         state = {name: x.clone() for name, x in state.items()}
         torch.save({"parameters": state, "loss": loss.item(), "reductions": reductions}, out)
-    accelerator.end_training()
+    leave(accelerator)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from network import leave
 
 from dml.catalogue import LOSS_PARAMETERS
 from dml.gpw import GlobalPairLoss, make_loss
@@ -56,7 +57,7 @@ def main(out):
                 "counted": loss_fn.wire.bytes_sent - sent,
             }
     torch.save(results, Path(out) / f"{rank}.pt")
-    accelerator.end_training()
+    leave(accelerator)
 
 
 if __name__ == "__main__":
