@@ -11,6 +11,7 @@ the program decides, and refuses to go on when the processes do not know each ot
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -69,5 +70,7 @@ def make_accelerator(precision: str = "fp32", timeout_minutes: float = 10) -> Ac
     if on_cpu:
         # Launchers set one thread a process; share the cores instead.
         local = int(os.environ.get("LOCAL_WORLD_SIZE", launched))
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local))
+        linux = sys.platform == "linux"  # where a job may have only some of the cores
+        cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // local))
     return accelerator

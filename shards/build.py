@@ -70,7 +70,8 @@ def build(
     """Packs the collection into `out` and returns the manifest; ShardError if it must not."""
     # a split's images lie together, and its labels too: train first, the rest as they come
     splits = dict.fromkeys(["train", *(item.split for item in collection.items)])
-    items = sorted(collection.items, key=lambda item: list(splits).index(item.split))
+    order = {split: i for i, split in enumerate(splits)}
+    items = sorted(collection.items, key=lambda item: order[item.split])
     if not items:
         raise ShardError(f"the {source} source found no images")
     if wrong := [split for split in splits if not re.fullmatch("[a-z]+", split)]:

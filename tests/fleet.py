@@ -79,3 +79,16 @@ def run(worker, processes, *arguments, timeout=240):
     for rank, process in enumerate(ended):
         assert process.returncode == 0, f"process {rank} of {processes}:\n{process.stderr}"
     return ended
+
+
+def launch(*arguments, **more):
+    """`accelerate launch` as a user would type it."""
+    return subprocess.run(
+        ["accelerate", "launch", *map(str, arguments)],
+        cwd=ROOT,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )

@@ -1,9 +1,10 @@
 """However a run is launched, its processes know each other, or it ends with a sentence."""
 
+import subprocess
 import sys
 
 import pytest
-from test_step import launch
+from fleet import environment, launch
 
 WHO = """
 import torch
@@ -37,10 +38,6 @@ def test_two_processes_know_each_other(who):
 
 
 def test_torchrun_works_too(who):
-    import subprocess
-
-    from fleet import environment
-
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(who)],
         env=environment(),

@@ -1,6 +1,5 @@
 """Training through accelerate: any number of processes, DDP or DeepSpeed, cached or not."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from batches import batch
-from fleet import ROOT, WORKERS, environment, run
+from fleet import WORKERS, launch, run
 
 from dml.gpw import GlobalPairLoss, make_loss
 from dml.step import backward, update
@@ -43,19 +42,6 @@ def test_twenty_steps_end_with_the_same_weights(alone, processes, micro_batches,
     other = trained(processes, tmp_path, micro_batches=micro_batches)
     assert difference(alone, other) < 1e-10
     assert other["loss"] == pytest.approx(alone["loss"], rel=1e-10)
-
-
-def launch(*arguments, **more):
-    """`accelerate launch` as a user would type it."""
-    return subprocess.run(
-        ["accelerate", "launch", *map(str, arguments)],
-        cwd=ROOT,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")

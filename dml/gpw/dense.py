@@ -65,7 +65,7 @@ def weights_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> tuple[
     w_neg = weigh_negatives(loss, S_neg, of_rows(loss, t, Side.NEGATIVE), keep, anchor_rows)
 
     back = groups.order.argsort()
-    w_pos, w_neg = (w[back][:, back] / (1 if loss.of_batch else groups.m) for w in (w_pos, w_neg))
+    w_pos, w_neg = (w[back][:, back] / loss.divisor(groups.m) for w in (w_pos, w_neg))
     return w_pos, w_neg
 
 

@@ -116,6 +116,10 @@ class PairLoss:
         """Whether the loss is one of the whole batch, not the mean of its anchors'."""
         return self.weighting.scope is Scope.BATCH
 
+    def divisor(self, m: int) -> int:
+        """What the weights of a batch of m are divided by."""
+        return 1 if self.of_batch else m
+
     def sum_of_anchors(self, t: Statistics) -> Tensor:
         """The sum of the losses of some anchors. One without a (selected) positive contributes
         zero: it has nothing to be closer to than its negatives.

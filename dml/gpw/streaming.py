@@ -86,15 +86,15 @@ class GlobalPairLoss(nn.Module):
         self.wire.agree(describe(embeddings, labels) if problem is None else "", problem)
         # Wrappers that average divide the gradient of the global loss by W; this restores it.
         scale = self.wire.size if self.reduction == "mean" else 1
-        with full_precision(embeddings.device):
-            batch = GlobalBatch(at_least_float32(embeddings.detach()), labels, self.wire)
+        X = at_least_float32(embeddings)
+        with full_precision(X.device):
+            batch = GlobalBatch(X.detach(), labels, self.wire)
             value, t = global_statistics(self.loss, batch, self.tile, self.wire)
-            if not (embeddings.requires_grad and torch.is_grad_enabled()):
-                return value.to(batch.X.dtype)
+            value = value.to(X.dtype)
+            if not (X.requires_grad and torch.is_grad_enabled()):
+                return value
             dX = scale * own_gradient(self.loss, batch, t, self.tile)
-        attached: Tensor = KnownGradient.apply(  # type: ignore[no-untyped-call]
-            at_least_float32(embeddings), value.to(batch.X.dtype), dX
-        )
+        attached: Tensor = KnownGradient.apply(X, value, dX)  # type: ignore[no-untyped-call]
         return attached
 
 
@@ -189,17 +189,13 @@ def own_gradient(loss: PairLoss, batch: GlobalBatch, t: Statistics, tile: int) -
         anchor_rows = None if anchors is None else anchors[block.rows, None]
         for span, S, keep in block.negatives(tile):
             w = weigh_negatives(loss, S, rows, keep, anchor_rows)
-            columns, anchor_columns = (
-                of_columns(loss, t, span),
-                None if anchors is None else anchors[span],
-            )
-            w += weigh_negatives(loss, S, columns, keep, anchor_columns)
+            anchor_columns = None if anchors is None else anchors[span]
+            w += weigh_negatives(loss, S, of_columns(loss, t, span), keep, anchor_columns)
             S.copy_(w)
 
         G = block.S.scatter_add_(1, block.slots, -w_pos)
         parts.append(G @ batch.X)
-    dX = batch.in_batch_order(torch.cat(parts))
-    return dX if loss.of_batch else dX / groups.m
+    return batch.in_batch_order(torch.cat(parts)) / loss.divisor(groups.m)
 
 
 def blocks(batch: GlobalBatch, tile: int) -> Iterator[Block]:
