@@ -38,6 +38,7 @@ INCREASING = Rule(
     "positive and strictly increasing", lambda ks: all(a < b for a, b in pairwise((0, *ks)))
 )
 KS = Rule(f"not empty, {INCREASING.text}", lambda ks: bool(ks) and INCREASING.holds(ks))
+SHARE = Rule("at least 0 and below 1", lambda x: 0 <= x < 1)
 FOLDER_NAME = Rule(
     "printable, without a slash, not empty, not starting with a dot",
     lambda name: name.isprintable() and not re.match(r"$|\.|.*/", name),
@@ -56,9 +57,12 @@ def must(rule: Rule, example: object = None) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
+    """log_steps: a line of metrics every so many steps."""
+
     name: str = field(metadata=must(FOLDER_NAME, "my_run"))
     dir: str = field(default="runs", metadata=must(NOT_EMPTY))
     seed: int = field(default=0, metadata=must(at_least(0)))
+    log_steps: int = field(default=10, metadata=must(at_least(1)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +88,8 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
+    """weights: a file, or `pretrained` for those that a package brings; None: random."""
+
     backbone: str = field(default="bn_inception", metadata=must(BACKBONE))
     weights: str | None = field(default=None, metadata=must(NOT_EMPTY, "weights/x.pth"))
     embedding_size: int = field(default=512, metadata=must(at_least(1)))
@@ -104,19 +110,23 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """micro_batch: images per micro-batch and process; None means no gradient caching."""
+    """micro_batch: images per micro-batch and process; None means no gradient caching.
+    precision: of the model; the loss is at least fp32 always."""
 
     tile: int = field(default=512, metadata=must(at_least(1)))
     micro_batch: int | None = field(default=None, metadata=must(at_least(1), 32))
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """Adam is the paper's, lr 1e-5 its supplement's, weight_decay its authors' code's."""
+    """Adam is the paper's, lr 1e-5 its supplement's, weight_decay its authors' code's.
+    head_lr_factor: the new layer's learning rate, in those of the backbone."""
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     lr: float = field(default=1e-5, metadata=must(POSITIVE))
+    head_lr_factor: float = field(default=1.0, metadata=must(POSITIVE))
+    momentum: float = field(default=0.9, metadata=must(SHARE))
     weight_decay: float = field(default=5e-4, metadata=must(at_least(0)))
     schedule: Literal["constant", "step", "cosine"] = "constant"
     milestones: tuple[int, ...] = field(default=(), metadata=must(INCREASING, [1200, 2400]))
@@ -137,16 +147,19 @@ class Length:
 
 @dataclass(frozen=True, kw_only=True)
 class Eval:
-    """validation_classes: the share of training classes held out to choose the best step.
+    """validation_classes: the share of training classes held out to choose the best step; training
+    ends early after `patience` evaluations without a better one.
 
     0 by default: the paper trains on all of them, and without a choice the last step is reported.
+    Evaluations on the way then show the test classes, and nothing is chosen by them.
+    untrained: evaluate the test classes before the first step, too.
     """
 
     ks: tuple[int, ...] = field(metadata=must(KS, [1, 10]))
     every_steps: int | None = field(default=None, metadata=must(at_least(1), 500))
-    validation_classes: float = field(
-        default=0.0, metadata=must(Rule("at least 0 and below 1", lambda x: 0 <= x < 1))
-    )
+    validation_classes: float = field(default=0.0, metadata=must(SHARE))
+    patience: int | None = field(default=None, metadata=must(at_least(1), 5))
+    untrained: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,6 +385,10 @@ def _contradictions(sections: Mapping[str, Any]) -> Iterator[Problem]:
         text = "without eval.every_steps there is nothing to choose with the held-out classes"
         fix = "for example eval.every_steps=500, or eval.validation_classes=0"
         yield Problem("eval.validation_classes", evaluation.validation_classes, text, fix)
+    if evaluation and evaluation.patience and not evaluation.validation_classes:
+        text = "nothing is held out to tell when training no longer improves"
+        fix = "for example eval.validation_classes=0.1, or eval.patience=null"
+        yield Problem("eval.patience", evaluation.patience, text, fix)
 
 
 def _source(path: str, merged: _Merged) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -227,7 +227,10 @@ def own_share(n: int, rank: int, size: int) -> range:
 
 
 def loader(
-    batches: Dataset[tuple[Tensor, Tensor]], order: range, workers: int = 0, prefetch: int = 2
+    batches: Dataset[tuple[Tensor, Tensor]],
+    order: Sequence[int],
+    workers: int = 0,
+    prefetch: int = 2,
 ) -> DataLoader[tuple[Tensor, Tensor]]:
     """The batches in order, made by worker processes, each with `prefetch` of them ready.
 

@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 
+class NotFiniteError(ValueError):
+    """NaN or infinity where there must be none: training has diverged."""
+
+
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """float32 products in float32: no autocast, no TF32 or bf16 inside a matrix product. Rounding S

@@ -12,12 +12,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 @dataclass
@@ -31,8 +37,37 @@ class LaunchError(RuntimeError):
     """The processes were not started as one run."""
 
 
+Value = TypeVar("Value")
+
+
+@contextmanager
+def together(accelerator: Accelerator, *errors: type[Exception]) -> Iterator[None]:
+    """Every process gets through this block, or all raise the same one of `errors`: a mistake that
+    one of them meets alone (a folder that is missing on its machine) must not leave the others
+    waiting. Any other exception ends its process at once, and the launcher ends the rest."""
+    problem: Exception | None = None
+    try:
+        yield
+    except errors as error:
+        problem = error
+    if accelerator.num_processes > 1:
+        everyone: list[Exception | None] = [None] * accelerator.num_processes
+        dist.all_gather_object(everyone, problem)
+        problem = next((error for error in everyone if error is not None), None)
+    if problem is not None:
+        raise problem from None
+
+
+def from_first(accelerator: Accelerator, value: Value) -> Value:
+    """The first process's value, on all of them."""
+    values = [value]
+    if accelerator.num_processes > 1:
+        dist.broadcast_object_list(values, 0)
+    return values[0]
+
+
 def make_accelerator(precision: str = "fp32", timeout_minutes: float = 10) -> Accelerator:
-    """The Accelerator for this process. precision: fp32, or bf16 for the model (never the loss).
+    """The Accelerator for this process. precision: fp32, fp64, or bf16 for the model (never the loss).
 
     A process that waits longer than the time-out for the others gives up.
     """
@@ -61,6 +96,10 @@ def make_accelerator(precision: str = "fp32", timeout_minutes: float = 10) -> Ac
             "DeepSpeed was asked for but accelerate dropped it; launch without --cpu and without "
             "ACCELERATE_USE_CPU"
         )
+    if deepspeed and precision == "fp64":
+        raise LaunchError(
+            "DeepSpeed has no float64; launch without it, or set engine.precision=fp32"
+        )
     if deepspeed:
         # DeepSpeed's own bf16 would turn the parameters and expect bf16 images; this is autocast.
         accelerator.state.deepspeed_plugin.deepspeed_config["torch_autocast"] = {
@@ -74,3 +113,19 @@ def make_accelerator(precision: str = "fp32", timeout_minutes: float = 10) -> Ac
         cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // local))
     return accelerator
+
+
+def settle_buckets(model: nn.Module, images: Tensor) -> None:
+    """Let DDP lay out its buckets for good, before the first step.
+
+    It orders them anew after the first backward. The sum of a gradient over three and more processes
+    depends in its last bits on where in a bucket it lies, so a run that is resumed, and begins with
+    the first layout, would not be the one that went on with the second.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    model.eval()  # statistics of BatchNorm stay as they are
+    for _ in range(2):
+        (0 * model(images).sum()).backward()
+    model.zero_grad()
+    model.train()  # type: ignore[no-untyped-call]

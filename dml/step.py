@@ -15,8 +15,10 @@ in both passes. Gradients are reduced over the processes once a step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +26,18 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dml.journal import Clock
+from dml.precision import NotFiniteError
+
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Update:
+    """gradient_norm: None where DeepSpeed does not know it (stage 0)."""
+
+    loss: float
+    gradient_norm: float | None
 
 
 def update(
@@ -35,16 +48,31 @@ def update(
     images: Tensor,
     labels: Tensor,
     micro_batch: int | None = None,
-) -> Tensor:
-    """One step of the optimizer on this process's images; returns the loss, detached.
+    clock: Clock | None = None,
+) -> Update:
+    """One step of the optimizer on this process's images; the same answer on every process.
 
     `model` and `optimizer` come from `accelerator.prepare`. micro_batch: images at a time, None for
-    all at once.
+    all at once. NotFiniteError: the loss or the gradient is NaN or infinite.
     """
-    loss = backward(accelerator, model, loss_fn, images, labels, micro_batch)
-    optimizer.step()  # under DeepSpeed these two do nothing: backward has stepped already
-    optimizer.zero_grad()
-    return loss
+    clock = clock or Clock(images.device)
+    loss = backward(accelerator, model, loss_fn, images, labels, micro_batch, clock)
+    with clock("optimizer"):
+        value, norm = loss.item(), gradient_norm(accelerator, model)
+        if not math.isfinite(value) or not math.isfinite(norm or 0):
+            raise NotFiniteError(f"the loss is {value} and its gradient's norm {norm}")
+        optimizer.step()  # under DeepSpeed these two do nothing: backward has stepped already
+        optimizer.zero_grad()
+    clock.steps += 1
+    return Update(value, norm)
+
+
+def gradient_norm(accelerator: Accelerator, model: nn.Module) -> float | None:
+    if accelerator.state.deepspeed_plugin is not None:
+        engine: Any = model
+        norm = engine.get_global_grad_norm()
+        return None if norm is None else float(norm)
+    return nn.utils.get_total_norm(p.grad for p in model.parameters() if p.grad is not None).item()
 
 
 def backward(
@@ -54,28 +82,36 @@ def backward(
     images: Tensor,
     labels: Tensor,
     micro_batch: int | None = None,
+    clock: Clock | None = None,
 ) -> Tensor:
     """Add the gradient of the global loss to the parameters; returns the loss, detached."""
+    clock = clock or Clock(images.device)
     if micro_batch is None or micro_batch >= len(images):
-        loss = loss_fn(model(images), labels)
-        accelerator.backward(loss)
+        with clock("forward"):
+            X = model(images)
+        with clock("loss"):
+            loss = loss_fn(X, labels)
+        with clock("backward"):
+            accelerator.backward(loss)
         return loss.detach()
 
     parts = torch.split(images, micro_batch)
     random, embedded = [], []
-    with torch.no_grad():
+    with clock("forward"), torch.no_grad():
         for part in parts:
             random.append(RandomState(images.device))
             embedded.append(model(part))
-    X = torch.cat(embedded).requires_grad_()
-    loss = loss_fn(X, labels)
-    g = torch.split(torch.autograd.grad(loss, X)[0], micro_batch)
+    with clock("loss"):
+        X = torch.cat(embedded).requires_grad_()
+        loss = loss_fn(X, labels)
+        g = torch.split(torch.autograd.grad(loss, X)[0], micro_batch)
 
     def surrogate(k: int) -> Tensor:
         random[k].restore()
         return torch.sum(model(parts[k]) * g[k])
 
-    backward_all(accelerator, model, surrogate, len(parts))
+    with clock("backward"):  # with the second forward in it
+        backward_all(accelerator, model, surrogate, len(parts))
     return loss.detach()
 
 

@@ -19,6 +19,7 @@ LAYERS = [
         "dml.catalogue",
         "dml.config",
         "dml.plan",
+        "dml.schedule",
         "dml.collectives",
         "dml.precision",
         "dml.recall",
@@ -32,6 +33,7 @@ LAYERS = [
         "dml.gpw.tiles",
         "dml.gpw.dense",
         "dml.gpw.streaming",
+        "dml.gpw.pairs",
         "dml.gpw",
         "dml.gpw.table",
     ],
@@ -54,14 +56,41 @@ LAYERS = [
         "shards.sources.icons_mini",
     ],
     # L2: parts with state or I/O
-    ["dml.processes", "dml.data"],
-    # L3: one update
-    ["dml.step"],
+    [
+        "dml.processes",
+        "dml.interrupt",
+        "dml.data",
+        "dml.models.backbone",
+        "dml.models.bn_inception",
+        "dml.models.convnet",
+        "dml.models.efficientnet_lite",
+        "dml.models.resnet50",
+        "dml.models.timm_backbone",
+        "dml.models.embedder",
+        "dml.models.weights",
+        "dml.models",
+        "dml.optimizer",
+        "dml.engine_state",
+        "dml.checkpoint",
+        "dml.runs",
+        "dml.picture",
+        "dml.journal",
+    ],
+    # L3: one update, one evaluation, one save
+    ["dml.step", "dml.evaluate", "dml.progress"],
     # L4: programs
-    ["shards.build", "shards.verify", "shards.sheet", "shards.attribution"],
+    ["dml.train", "shards.build", "shards.verify", "shards.sheet", "shards.attribution"],
 ]
 RANK = {name: (i, j) for i, layer in enumerate(LAYERS) for j, name in enumerate(layer)}
-TORCH_FREE = {"dml", "dml.catalogue", "dml.config", "dml.plan", "shards.item", "shards.index"}
+TORCH_FREE = {
+    "dml",
+    "dml.catalogue",
+    "dml.config",
+    "dml.plan",
+    "dml.schedule",
+    "shards.item",
+    "shards.index",
+}
 
 
 def modules():

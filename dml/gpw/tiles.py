@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dml.gpw.algebra import Scope, Side, Statistics, masked
 from dml.gpw.pair_loss import PairLoss
+from dml.precision import NotFiniteError
 
 
 def problem_of(embeddings: Tensor, labels: Tensor) -> str | None:
@@ -46,13 +47,13 @@ def problem_of(embeddings: Tensor, labels: Tensor) -> str | None:
 
 
 def check_finite(embeddings: Tensor, processes: int = 1) -> None:
-    """Raise ValueError if a row of the global batch holds NaN or infinity, or overflows in S."""
+    """Raise NotFiniteError if a row of the global batch holds NaN or infinity, or overflows in S."""
     finite = embeddings.detach().square().sum(dim=1).isfinite()
     if not finite.all():
         bad = (~finite).nonzero().flatten().tolist()
         process, row = divmod(bad[0], len(finite) // processes)
         of = f" of process {process}" if processes > 1 else ""
-        raise ValueError(
+        raise NotFiniteError(
             f"{len(bad)} of {len(finite)} embeddings hold NaN or infinity, or are too large (first in "
             f"row {row}{of}); the model has diverged or its input is damaged"
         )

@@ -50,11 +50,11 @@ def main(out, steps, micro_batches, dtype):
         images, y = own(inputs(labels, dtype, seed=step), rank, size), own(labels, rank, size)
         reductions.clear()
         micro_batch = -(-len(y) // int(micro_batches))
-        loss = update(accelerator, model, loss_fn, optimizer, images, y, micro_batch)
+        done = update(accelerator, model, loss_fn, optimizer, images, y, micro_batch)
     state = accelerator.get_state_dict(model)
     if accelerator.is_main_process:
         state = {name: x.clone() for name, x in state.items()}
-        torch.save({"parameters": state, "loss": loss.item(), "reductions": reductions}, out)
+        torch.save({"parameters": state, "loss": done.loss, "reductions": reductions}, out)
     leave(accelerator)
 
 

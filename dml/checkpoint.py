@@ -1,0 +1,173 @@
+"""Checkpoints: whole or not there.
+
+    runs/NAME/checkpoints/
+        step-00000200/              the one before, should the last be damaged
+        step-00000400/              the last
+            model.safetensors
+            optimizer.safetensors
+            state.json              progress; checksums of the files above, and of itself
+        best/                       model.safetensors and state.json of the best validation
+        .writing/                   not finished: never read, overwritten by the next
+
+A checkpoint is written aside, synced to disk, and renamed; only then an older one is removed. Which
+is the last is read from the state, not from the names. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from dml.precision import NotFiniteError
+
+FORMAT, VERSION = "dml-checkpoint", 1
+STATE, ASIDE, BEST = "state.json", ".writing", "best"
+KEPT = 2
+Tensors = Mapping[str, Tensor]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read or written."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint: its content was compared with its checksums."""
+
+    folder: Path
+    state: Mapping[str, Any]
+    tensors: Mapping[str, dict[str, Tensor]]  # file -> name -> tensor
+
+    @property
+    def step(self) -> int:
+        return int(self.state["step"])
+
+
+def write(root: Path, name: str, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> Path:
+    """Write root/name whole; tensors: file -> name -> tensor. Other checkpoints are not touched."""
+    for file, content in tensors.items():
+        for key, x in content.items():
+            if x.is_floating_point() and not x.isfinite().all():
+                raise NotFiniteError(f"{key} of {file} holds NaN or infinity")
+    aside, final = root / ASIDE, root / name
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        sums = {}
+        for file, content in tensors.items():
+            data = save({key: x.contiguous().cpu() for key, x in content.items()})
+            sums[file] = hashlib.sha256(data).hexdigest()
+            write_synced(aside / file, data)
+        head = {"format": FORMAT, "version": VERSION, "state": dict(state), "files": sums}
+        whole = {**head, "sha256": digest(head)}
+        write_synced(aside / STATE, json.dumps(whole, indent=1).encode())
+        sync(aside)
+        if final.exists():  # only `best`, which can be made again from the steps before it
+            shutil.rmtree(final)
+        aside.rename(final)
+        sync(root)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint {final} cannot be written: {error.strerror}; the one before is kept, "
+            "continue from it with the same command"
+        ) from None
+    return final
+
+
+def write_step(root: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> None:
+    """Write the checkpoint of state["step"], then remove all but the last KEPT."""
+    name = f"step-{state['step']:08d}"
+    if (root / name).exists():  # damaged, or it would have been continued from
+        shutil.rmtree(root / name)
+    write(root, name, state, tensors)
+    steps = claimed_steps(root)
+    kept = sorted((step for step in steps.values() if step is not None), reverse=True)[:KEPT]
+    for folder, step in steps.items():
+        if step not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def claimed_steps(root: Path) -> dict[Path, int | None]:
+    """The folders that look like checkpoints of a step, and of which, by their own word."""
+    steps: dict[Path, int | None] = {}
+    for path in root.glob(f"[!.]*/{STATE}"):
+        if path.parent.name != BEST:
+            try:
+                steps[path.parent] = int(json.loads(path.read_bytes())["state"]["step"])
+            except (OSError, ValueError, KeyError, TypeError):
+                steps[path.parent] = None
+    return steps
+
+
+def read_last(root: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The last whole checkpoint of a step, and a sentence for every later one that is damaged."""
+    damaged: list[str] = []
+    steps = claimed_steps(root)
+    for folder in sorted(
+        steps, key=lambda f: math.inf if steps[f] is None else steps[f], reverse=True
+    ):
+        try:
+            return read(folder), damaged
+        except CheckpointError as error:
+            damaged.append(str(error))
+    return None, damaged
+
+
+def read(folder: Path) -> Checkpoint:
+    try:
+        whole = json.loads((folder / STATE).read_bytes())
+        head = {key: value for key, value in whole.items() if key != "sha256"}
+        if whole["sha256"] != digest(head):
+            raise ValueError(f"{STATE} differs from its checksum")
+        if (whole["format"], whole["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"it is of version {whole['version']}, this program reads {VERSION}")
+        tensors = {}
+        for file, expected in whole["files"].items():
+            data = (folder / file).read_bytes()
+            if hashlib.sha256(data).hexdigest() != expected:
+                raise ValueError(f"{file} differs from its checksum")
+            tensors[file] = load(data)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {error.filename}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = error if type(error) is ValueError else f"{STATE} is damaged"
+        raise CheckpointError(f"{folder}: {reason}") from None
+    return Checkpoint(folder, whole["state"], tensors)
+
+
+def digest(head: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file of the run: whole or not there."""
+    aside = path.with_name(f".{path.name}.writing")
+    write_synced(aside, data)
+    aside.replace(path)
+    sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

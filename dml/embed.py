@@ -1,0 +1,142 @@
+"""Embed images with a trained model, to search them or for programs of your own.
+
+    python dml/embed.py runs/icons_mini photos --out embedded/photos
+    python dml/embed.py runs/icons_mini data/sop --split test --out embedded/sop
+
+IMAGES is a folder of .jpg, .jpeg and .png files, with sub-folders or without (the sub-folder an image
+stands in is its class), or a folder of shards. DIR gets, whole or not at all:
+
+    embeddings.npy      n x d float32, unit length: similarities are dot products
+    index.jsonl         a line an embedding, in the same order: {"image": "mug/1.jpg", "class": "mug"}
+    info.json           which model, which images, how many
+
+An image is embedded as in evaluation: its middle, at the size that the model was trained for. The
+result does not depend on --workers. Exit codes: 0 done, 2 a mistake in what was asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+DONE, MISTAKE, STOPPED = 0, 2, 130  # 130: of Ctrl-C
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="dml/embed.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished training")
+    parser.add_argument("images", type=Path, metavar="IMAGES", help="folder of images or of shards")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder to write")
+    parser.add_argument(
+        "--split",
+        choices=("train", "test", "query", "gallery", "all"),
+        help="which images of shards (default: all)",
+    )
+    parser.add_argument(
+        "--batch", type=int, default=256, metavar="N", help="images at a time (256)"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes that decode images (one a core, up to 8)",
+    )
+    parser.add_argument(
+        "--skip-unreadable",
+        action="store_true",
+        help="leave out images that cannot be read, and name them; otherwise the first ends it",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace DIR if this program wrote it"
+    )
+    args = parser.parse_args(argv)
+    if args.batch < 1:
+        parser.error(f"--batch must be at least 1, not {args.batch}")
+    if args.workers is not None and args.workers < 0:
+        parser.error(f"--workers must be at least 0, not {args.workers}")
+    return run(args)
+
+
+def run(args: argparse.Namespace) -> int:
+    # after parsing: --help needs no torch
+    from dml.embedded import EmbeddedError
+    from dml.models import ModelError
+    from dml.precision import NotFiniteError
+    from dml.runs import RunError
+    from shards.item import ShardError
+
+    try:
+        print(embed_images(args))
+        return DONE
+    except (EmbeddedError, ModelError, NotFiniteError, RunError, ShardError, OSError) as error:
+        print(f"dml/embed.py: {error}", file=sys.stderr)
+        return MISTAKE
+    except KeyboardInterrupt:
+        print("dml/embed.py: interrupted, nothing was written", file=sys.stderr)
+        return STOPPED
+
+
+def embed_images(args: argparse.Namespace) -> str:
+    """Write the folder; returns the line that sums it up."""
+    from itertools import compress
+
+    from tqdm import tqdm
+
+    from dml.embedded import Embedded, Info, refuse_occupied, write
+    from dml.images import Rows, find_images
+    from dml.trained import embed, load_trained, model_sha256
+    from shards.item import ShardError
+    from shards.workers import default_workers
+
+    def unreadable(path: Path, reason: str) -> None:
+        sentence = f"{path} cannot be read as an image ({reason})"
+        if not args.skip_unreadable:
+            raise ShardError(
+                f"{sentence}: repair or remove it, or let --skip-unreadable leave it out"
+            )
+        tqdm.write(f"left out: {sentence}", file=sys.stderr)
+
+    refuse_occupied(args.out, args.overwrite)
+    model, sha256 = load_trained(args.run), model_sha256(args.run)
+    source, entries = find_images(args.images, args.split)
+    workers = default_workers() if args.workers is None else args.workers
+    started = time.monotonic()
+    X, readable = embed(
+        model,
+        source,
+        [entry.image for entry in entries],
+        unreadable=unreadable,
+        batch=args.batch,
+        workers=workers,
+    )
+    seconds = time.monotonic() - started
+    kept = list(compress(entries, readable))
+    if not kept:
+        raise ShardError(f"none of the {len(entries)} images of {args.images} can be read")
+    shards = source.reader.index.manifest["index"]["sha256"] if isinstance(source, Rows) else None
+    info = Info(
+        run=str(args.run.absolute()),
+        model_sha256=sha256,
+        source=str(source.root),
+        split=(args.split or "all") if shards else None,
+        shards_sha256=shards,
+        count=len(kept),
+        dimensions=X.shape[1],
+        unreadable=len(entries) - len(kept),
+    )
+    write(args.out, Embedded(X[readable], kept, info))
+    classes = len({entry.class_name for entry in kept} - {None})
+    rate = f"{seconds:.1f} s, {len(entries) / seconds:,.0f} images/s"
+    left_out = f"; left out {info.unreadable:,} that cannot be read" if info.unreadable else ""
+    return f"{args.out}: {len(kept):,} images of {classes:,} classes in {rate}{left_out}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

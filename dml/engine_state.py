@@ -1,0 +1,154 @@
+"""What a run knows, whole and by name, for any engine: the weights, and the optimizer's memory.
+
+Under ZeRO the processes hold a part each of flat buffers. Checkpoints know nothing of that: they
+hold a tensor a parameter, as one process alone would have it, so that a run may go on with another
+number of processes, another stage, or without DeepSpeed. All processes call these functions at the
+same time: under ZeRO they need each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+# what an optimizer keeps for every parameter, beside the number of steps
+SLOTS = {
+    Adam: ("exp_avg", "exp_avg_sq"),
+    AdamW: ("exp_avg", "exp_avg_sq"),
+    SGD: ("momentum_buffer",),
+}
+Named = dict[str, Tensor]
+
+
+def zero_stage(accelerator: Accelerator) -> int:
+    plugin = accelerator.state.deepspeed_plugin
+    return 0 if plugin is None else int(plugin.zero_stage)
+
+
+def bare(accelerator: Accelerator, model: Any) -> nn.Module:
+    """The model inside its wrapper. (accelerate's unwrap_model imports DeepSpeed wherever it is
+    installed: seconds, and a warning.)"""
+    deepspeed = accelerator.state.deepspeed_plugin is not None
+    inner: nn.Module = (
+        model.module if deepspeed or isinstance(model, DistributedDataParallel) else model
+    )
+    return inner
+
+
+def read_weights(accelerator: Accelerator, model: nn.Module) -> Named:
+    """The state_dict of the model; under ZeRO-3 the first process alone gets it."""
+    if zero_stage(accelerator) < 3:
+        return dict(bare(accelerator, model).state_dict())
+    from deepspeed.zero import GatheredParameters
+
+    with GatheredParameters(list(model.parameters())):
+        if not accelerator.is_main_process:
+            return {}
+        return {k: x.clone() for k, x in bare(accelerator, model).state_dict().items()}
+
+
+def write_weights(accelerator: Accelerator, model: nn.Module, weights: Named) -> None:
+    """Give a prepared model other weights, to embed with: under ZeRO the optimizer keeps its own."""
+    module = bare(accelerator, model)
+    if zero_stage(accelerator) < 3:
+        module.load_state_dict(weights)
+        return
+    from deepspeed.zero import GatheredParameters
+
+    with GatheredParameters(list(model.parameters()), modifier_rank=0):
+        if accelerator.is_main_process:
+            module.load_state_dict(weights)
+
+
+def innermost(optimizer: Any) -> Optimizer:
+    """torch's own optimizer inside the wrappers of accelerate and DeepSpeed."""
+    while not isinstance(optimizer, Adam | AdamW | SGD):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
+    inner = innermost(optimizer)
+    if isinstance(inner, SGD) and not inner.defaults["momentum"]:
+        return ()
+    return SLOTS[type(inner)]
+
+
+def read_slots(accelerator: Accelerator, model: nn.Module, optimizer: Optimizer) -> Named:
+    """NAME/slot -> tensor, after the first step. Under ZeRO all processes must call it."""
+    stage = zero_stage(accelerator)
+    if stage:
+        from deepspeed.utils import safe_get_full_optimizer_state as whole
+    state = innermost(optimizer).state
+    return {
+        f"{name}/{slot}": (whole(p, slot) if stage else state[p][slot]).reshape(shape_of(p)).cpu()
+        for name, p in bare(accelerator, model).named_parameters()
+        for slot in slot_names(optimizer)
+    }
+
+
+def write_slots(
+    accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, slots: Named, step: int
+) -> None:
+    """Make a new, prepared optimizer remember what one had remembered after `step` steps."""
+    stage, inner = zero_stage(accelerator), innermost(optimizer)
+    names = slot_names(optimizer)
+    remembered: Any = inner.state
+    for p in held_parameters(accelerator, model, optimizer):
+        remembered[p] = {slot: torch.zeros_like(p) for slot in names}
+        if not isinstance(inner, SGD):
+            remembered[p]["step"] = torch.tensor(float(step))
+    if stage in (1, 2):
+        zero(optimizer)._lazy_init_hp_params_optimizer_state()
+    for name, p in bare(accelerator, model).named_parameters():
+        for slot in names:
+            write_slot(accelerator, remembered, p, slot, slots[f"{name}/{slot}"])
+
+
+def write_slot(
+    accelerator: Accelerator, state: Any, p: nn.Parameter, slot: str, value: Tensor
+) -> None:
+    stage = zero_stage(accelerator)
+    if stage == 0:
+        state[p][slot].copy_(value)
+    elif stage < 3:
+        from deepspeed.utils import safe_set_full_optimizer_state
+
+        safe_set_full_optimizer_state(p, value.to(p.device), slot)
+    else:
+        from deepspeed.utils import safe_set_local_optimizer_state
+
+        part, processes = p.ds_tensor.ds_numel, accelerator.num_processes  # type: ignore[attr-defined]
+        padded = torch.zeros(part * processes, dtype=value.dtype)
+        padded[: value.numel()] = value.flatten()
+        own = padded[part * accelerator.process_index :][:part]
+        safe_set_local_optimizer_state(p, own.to(accelerator.device), slot)
+
+
+def held_parameters(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> list[Tensor]:
+    """The tensors that torch's optimizer steps: the parameters, or this process's flat parts."""
+    stage = zero_stage(accelerator)
+    if stage == 0:
+        return list(bare(accelerator, model).parameters())
+    parts: list[Tensor] = (
+        zero(optimizer).fp32_partitioned_groups_flat
+        if stage == 3
+        else zero(optimizer).single_partition_of_fp32_groups
+    )
+    return parts
+
+
+def zero(optimizer: Any) -> Any:
+    """DeepSpeed's optimizer, which is between accelerate's and torch's."""
+    return optimizer.optimizer
+
+
+def shape_of(p: Any) -> torch.Size:
+    """Under ZeRO-3 a parameter is empty while it is not in use."""
+    shape: torch.Size = getattr(p, "ds_shape", p.shape)
+    return shape

@@ -1,0 +1,94 @@
+"""Where images to embed come from: a folder of files, or shards. Both read an image by its name."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shards.index import ImageReader, Index, load_index
+from shards.item import ShardError
+
+SUFFIXES = (".jpg", ".jpeg", ".png")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """image: a path below the folder, or a shards' row as in the tars, 00000042."""
+
+    image: str
+    class_name: str | None
+
+
+@dataclass(frozen=True)
+class Source(ABC):
+    """Sources are sent to loader processes."""
+
+    root: Path  # absolute
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """The encoded image; OSError or ShardError if there is none."""
+
+
+@dataclass(frozen=True)
+class Files(Source):
+    def read(self, name: str) -> bytes:
+        return (self.root / name).read_bytes()
+
+
+@dataclass(frozen=True)
+class Rows(Source):
+    reader: ImageReader
+
+    def read(self, name: str) -> bytes:
+        return self.reader.read(int(name))
+
+
+def in_shards(index: Index, split: str) -> tuple[Rows, list[Entry]]:
+    """The images of a split, or of `all`, in the order of the tars."""
+    rows = range(len(index.rows)) if split == "all" else index.positions(split).tolist()
+    names, labels = index.class_names, index.rows["label"].tolist()
+    entries = [Entry(f"{row:08d}", names[labels[row]]) for row in rows]
+    return Rows(index.root, ImageReader(index)), entries
+
+
+def in_folder(root: Path) -> tuple[Files, list[Entry]]:
+    """The images below a folder, sorted by path; the class is the sub-folder an image stands in."""
+    root = root.absolute()
+    paths = sorted(path.relative_to(root).as_posix() for path in below(root))
+    if not paths:
+        raise ShardError(f"{root} has no images ({', '.join(SUFFIXES)}) in it: check the path")
+    return Files(root), [Entry(path, Path(path).parent.name or None) for path in paths]
+
+
+def below(root: Path) -> Iterator[Path]:
+    """Hidden files and folders do not count. Links to folders are followed, each folder once: a
+    link may lead back up."""
+    seen = {root.resolve()}
+    for place, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+        inner = {name: Path(place, name).resolve() for name in sorted(folders)}
+        folders[:] = [n for n in inner if not n.startswith(".") and inner[n] not in seen]
+        seen.update(inner[name] for name in folders)
+        for name in files:
+            if not name.startswith(".") and name.lower().endswith(SUFFIXES):
+                yield Path(place, name)
+
+
+def refuse(error: OSError) -> None:
+    raise ShardError(f"{error.filename} cannot be read: {error.strerror}") from None
+
+
+def find_images(path: Path, split: str | None) -> tuple[Source, list[Entry]]:
+    """The images of a folder or of shards, told apart by the manifest; split: of shards, None for
+    all."""
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "is not there"
+        raise ShardError(f"{path} {what}: give a folder of images, or of shards")
+    if (path / "manifest.json").exists():
+        return in_shards(load_index(path), split or "all")
+    if split is not None:
+        raise ShardError(f"--split {split}: {path} is no folder of shards (no manifest.json in it)")
+    return in_folder(path)

@@ -1,0 +1,194 @@
+"""What a run writes down: TensorBoard, and two files of a JSON object a line.
+
+    runs/NAME/metrics.jsonl     what was learned: a function of the config alone, the same to the bit
+                                for an interrupted run and one that went through
+    runs/NAME/timing.jsonl      what it took: seconds, bytes, memory
+    runs/NAME/events.out.*      both, with histograms and pictures, for TensorBoard
+
+A resumed run takes back what was written after its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dml.gpw.pairs import Histogram, PairReport
+
+# metric -> its name in TensorBoard
+METRICS = {
+    "images": "train/images",
+    "loss": "train/loss",
+    "lr": "train/learning_rate",
+    "gradient_norm": "train/gradient_norm",
+    "anchors_mined": "pairs/anchors_mined",
+    "positives_per_anchor": "pairs/positives_per_anchor",
+    "negatives_per_anchor": "pairs/negatives_per_anchor",
+    "steps_without_pairs": "pairs/steps_without",
+}
+TIMING = {
+    "images_per_second": "speed/images_per_second",
+    "seconds_data": "speed/seconds_data",
+    "seconds_forward": "speed/seconds_forward",
+    "seconds_loss": "speed/seconds_loss",
+    "seconds_backward": "speed/seconds_backward",
+    "seconds_optimizer": "speed/seconds_optimizer",
+    "bytes_sent": "speed/bytes_sent",
+    "memory_bytes": "speed/memory_bytes",
+}
+
+
+class Clock:
+    """Seconds spent in the phases of a step. On a GPU a phase ends when its work is done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.steps = 0
+        self.bytes_sent = 0
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds[phase] += time.perf_counter() - start
+
+    def timing(self, batch_size: int, bytes_sent: int) -> dict[str, float]:
+        """What a step took since this was asked last; bytes_sent: since the beginning."""
+        timing = {
+            "images_per_second": self.steps * batch_size / sum(self.seconds.values()),
+            **{f"seconds_{phase}": s / self.steps for phase, s in self.seconds.items()},
+            "bytes_sent": (bytes_sent - self.bytes_sent) / self.steps,
+            "memory_bytes": memory_bytes(self.device),
+        }
+        self.seconds.clear()
+        self.steps, self.bytes_sent = 0, bytes_sent
+        return timing
+
+
+def memory_bytes(device: torch.device) -> int:
+    """The most that this process has used: of the GPU, or without one of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Lines:
+    """A file of JSON lines, cut back to what a checkpoint knew of it."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.file = path.open("ab")
+        self.file.truncate(min(size, self.file.tell()))
+        self.file.seek(0, os.SEEK_END)
+
+    def write(self, line: Mapping[str, object]) -> None:
+        self.file.write(json.dumps(line).encode() + b"\n")
+        self.file.flush()
+
+    def synced(self) -> int:
+        """The size of the file, all of it on disk."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        return self.file.tell()
+
+
+class Journal:
+    """Of one process. `size` and `step`: what metrics.jsonl held when the checkpoint was written, and
+    of which step it was."""
+
+    def __init__(self, folder: Path, step: int = 0, size: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow, and only for one process
+
+        self.metrics = Lines(folder / "metrics.jsonl", size)
+        self.timing = Lines(folder / "timing.jsonl", sys.maxsize)
+        self.board: Any = SummaryWriter(
+            str(folder), purge_step=step + 1 if step else None, flush_secs=30
+        )
+
+    def training(
+        self, step: int, metrics: Mapping[str, float | None], timing: Mapping[str, float]
+    ) -> None:
+        self.metrics.write({"step": step, **metrics})
+        self.timing.write({"step": step, "time": round(time.time(), 3), **timing})
+        for names, values in ((METRICS, metrics), (TIMING, timing)):
+            for key, value in values.items():
+                if value is not None:
+                    self.board.add_scalar(names[key], value, step)
+
+    def pairs(self, step: int, report: PairReport) -> None:
+        for name, histogram in (
+            ("positive_similarities", report.positive_similarities),
+            ("negative_similarities", report.negative_similarities),
+            ("log10_weights", report.weights),
+        ):
+            self.histogram(f"pairs/{name}", histogram, step)
+
+    def histogram(self, tag: str, h: Histogram, step: int) -> None:
+        counts = h.counts.cpu().numpy()
+        if not counts.any():
+            return
+        edges = np.linspace(h.low, h.high, len(counts) + 1)
+        middles = (edges[1:] + edges[:-1]) / 2
+        self.board.add_histogram_raw(
+            tag,
+            min=middles[counts > 0].min(),
+            max=middles[counts > 0].max(),
+            num=counts.sum(),
+            sum=(counts * middles).sum(),
+            sum_squares=(counts * middles**2).sum(),
+            bucket_limits=edges[1:].tolist(),
+            bucket_counts=counts.tolist(),
+            global_step=step,
+        )
+
+    def evaluation(
+        self, step: int, split: str, scores: Mapping[str, float], picture: Image.Image
+    ) -> None:
+        self.metrics.write({"step": step, "split": split, **scores})
+        for key, value in scores.items():
+            self.board.add_scalar(f"{split}/{key}", value, step)
+        self.board.add_image(f"{split}/nearest", np.asarray(picture), step, dataformats="HWC")
+        self.board.flush()
+
+    def projector(self, embeddings: Tensor, names: list[str], thumbnails: Tensor) -> None:
+        """thumbnails: n x h x w x 3, uint8."""
+        images = thumbnails.permute(0, 3, 1, 2).float() / 255
+        self.board.add_embedding(embeddings.float(), metadata=names, label_img=images)
+
+    def hparams(
+        self, config: Mapping[str, Mapping[str, object]], scores: Mapping[str, float]
+    ) -> None:
+        """The settings and scores of the run, for TensorBoard's table of runs."""
+        from torch.utils.tensorboard.summary import hparams
+
+        settings = {
+            f"{section}.{key}": value if isinstance(value, bool | int | float | str) else str(value)
+            for section, values in config.items()
+            for key, value in values.items()
+        }
+        final = {f"final/{key}": value for key, value in scores.items()}
+        for summary in hparams(settings, final):  # type: ignore[no-untyped-call]
+            self.board.file_writer.add_summary(summary)
+        for tag, value in final.items():
+            self.board.add_scalar(tag, value)
+
+    def close(self) -> None:
+        self.board.close()
+        self.metrics.file.close()
+        self.timing.file.close()

@@ -1,0 +1,80 @@
+"""Models by name: a backbone, a linear head, unit length.
+
+    model = make_model(config.model, config.data, seed)
+
+The weights are a function of the config and the seed alone, the same in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+
+from dml import config
+from dml.data import Input
+from dml.models.backbone import Backbone, ModelError
+from dml.models.bn_inception import bn_inception
+from dml.models.convnet import convnet
+from dml.models.efficientnet_lite import efficientnet_lite0
+from dml.models.embedder import Embedder
+from dml.models.resnet50 import resnet50
+from dml.models.timm_backbone import timm_backbone
+from dml.models.weights import load_weights, packaged
+
+__all__ = ["BACKBONES", "Embedder", "ModelError", "make_model"]
+
+BACKBONES: Mapping[str, Callable[[], Backbone]] = {
+    "bn_inception": bn_inception,
+    "resnet50": resnet50,
+    "efficientnet_lite0": efficientnet_lite0,
+    "convnet": convnet,
+}
+
+
+def make_model(model: config.Model, data: config.Data, seed: int) -> Embedder:
+    """The Embedder of a config, random parts drawn from the seed; torch's generator stays as it
+    was."""
+    kind, _, timm_name = model.backbone.partition(":")
+    pretrained = model.weights == "pretrained"
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        backbone = timm_backbone(timm_name, pretrained) if timm_name else BACKBONES[kind]()
+        spec = crop(backbone.spec, data)
+        embedder = Embedder(
+            backbone.module, backbone.features, model.embedding_size, spec, model.batchnorm
+        )
+    if spec.size != backbone.spec.size:
+        try_size(embedder, model.backbone, backbone.spec.size)
+    if model.weights and not (pretrained and timm_name):
+        path = packaged(kind, backbone.published) if pretrained else model.weights
+        load_weights(embedder, backbone, model.backbone, path)
+    return embedder
+
+
+def crop(spec: Input, data: config.Data) -> Input:
+    """The backbone's input at the sizes the config asks for; another crop alone keeps its share of
+    the image."""
+    size = data.size or spec.size
+    resize = data.resize or round(size * spec.resize / spec.size)
+    if resize < size:
+        raise ModelError(
+            f"data.resize = {resize} is smaller than the crop of {size}; set data.resize to at "
+            f"least {size} or data.size to at most {resize}"
+        )
+    return replace(spec, size=size, resize=resize)
+
+
+def try_size(embedder: Embedder, name: str, own: int) -> None:
+    """Some networks halve an odd map into parts that do not match, or a small one into nothing."""
+    size = embedder.spec.size
+    try:
+        with torch.no_grad():
+            embedder.eval()(torch.zeros(1, size, size, 3, dtype=torch.uint8))
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(
+            f"data.size = {size} does not work with {name}; leave it out for {own}, or try a "
+            "multiple of 32"
+        ) from error
+    embedder.train()

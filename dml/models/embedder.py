@@ -1,0 +1,50 @@
+"""Images to embeddings: uint8 -> backbone -> one linear layer -> unit length."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dml.data import Input, normalise
+
+
+class Embedder(nn.Module):
+    """N x size x size x 3 uint8 RGB to N x d unit vectors.
+
+    batchnorm: "frozen" keeps the statistics and trains scale and shift, so that an embedding
+    depends on its own image only; "synced" takes the statistics of the global batch (GPUs only);
+    "local" those of the images at hand.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        features: int,
+        embedding_size: int,
+        spec: Input,
+        batchnorm: Literal["frozen", "synced", "local"] = "frozen",
+    ) -> None:
+        super().__init__()
+        if batchnorm == "synced":
+            backbone = nn.SyncBatchNorm.convert_sync_batchnorm(backbone)  # type: ignore[no-untyped-call]
+        self.backbone, self.spec, self.batchnorm = backbone, spec, batchnorm
+        self.head = nn.Linear(features, embedding_size)
+        # as the paper's authors' code
+        nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
+        nn.init.zeros_(self.head.bias)
+        self.train()
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = normalise(images, self.spec).to(self.head.weight.dtype)
+        return normalize(self.head(self.backbone(x)))
+
+    def train(self, mode: bool = True) -> Embedder:
+        super().train(mode)
+        if self.batchnorm == "frozen":
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self

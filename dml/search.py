@@ -1,0 +1,253 @@
+"""Find the nearest of a set of images to an image, or to each of a folder of images.
+
+    python dml/embed.py runs/icons_mini photos --out embedded/photos
+    python dml/search.py runs/icons_mini embedded/photos mug.jpg --picture mug.png
+
+Similarity is the dot product of embeddings: 1 for the same image, less for what is less alike.
+The search is exact: every image is compared, by faiss if it is installed, else by torch.
+
+A query that is itself one of the set (the same path) is not found as its own result. The picture has
+a row a query: the query, then its nearest, framed green if they are of the query's class, red if they
+are of another, grey if a class is not known. A query's class is the sub-folder of QUERY it stands in,
+or what the set knows of it. Exit codes: 0 done, 2 a mistake in what was asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL import Image
+
+    from dml.images import Entry, Source
+    from dml.trained import Vectors
+
+    Nearest = tuple[Vectors, NDArray[np.int64]]  # similarities and places, q x k, nearest first
+
+DONE, MISTAKE, STOPPED = 0, 2, 130  # 130: of Ctrl-C
+ROWS = 50  # of a picture
+CHUNK = 256  # queries at a time: 1 GB of similarities in a set of a million
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="dml/search.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished training")
+    parser.add_argument(
+        "embedded", type=Path, metavar="EMBEDDED", help="what dml/embed.py wrote with this RUN"
+    )
+    parser.add_argument(
+        "query", type=Path, metavar="QUERY", help="an image, or a folder of .jpg, .jpeg and .png"
+    )
+    parser.add_argument("--k", type=int, default=5, metavar="K", help="how many to find (5)")
+    parser.add_argument(
+        "--picture", type=Path, metavar="PNG", help=f"draw them, up to {ROWS} queries"
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object a line and query")
+    args = parser.parse_args(argv)
+    if args.k < 1:
+        parser.error(f"--k must be at least 1, not {args.k}")
+    if args.picture and args.picture.suffix.lower() != ".png":
+        parser.error(f"--picture {args.picture} must end in .png")
+    if args.picture and not args.picture.absolute().parent.is_dir():
+        parser.error(f"--picture {args.picture}: there is no folder {args.picture.parent}")
+    return run(args)
+
+
+def run(args: argparse.Namespace) -> int:
+    # after parsing: --help needs no torch
+    from dml.embedded import EmbeddedError
+    from dml.models import ModelError
+    from dml.precision import NotFiniteError
+    from dml.runs import RunError
+    from shards.item import ShardError
+
+    try:
+        search(args)
+        return DONE
+    except (EmbeddedError, ModelError, NotFiniteError, RunError, ShardError, OSError) as error:
+        print(f"dml/search.py: {error}", file=sys.stderr)
+        return MISTAKE
+    except KeyboardInterrupt:
+        print("dml/search.py: interrupted", file=sys.stderr)
+        return STOPPED
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A query and its nearest, nearest first: (similarity, entry)."""
+
+    path: Path
+    class_name: str | None
+    found: Sequence[tuple[float, Entry]]
+
+
+def search(args: argparse.Namespace) -> None:
+    from dml.embedded import EmbeddedError, read, source_of
+    from dml.trained import embed, load_trained, model_sha256
+
+    embedded = read(args.embedded)
+    if embedded.info.model_sha256 != model_sha256(args.run):
+        raise EmbeddedError(
+            f"{args.embedded} was made by another model, of {embedded.info.run}, than that of "
+            f"{args.run}: search with that run, or embed the images with this one"
+        )
+    pictures = source_of(embedded.info) if args.picture else None
+    source, queries = find_queries(args.query)
+    Q, _ = embed(
+        load_trained(args.run), source, [q.image for q in queries], unreadable=refuse_query
+    )
+    # one more than asked for: a query may find itself
+    similarities, places = nearest(Q, embedded.X, args.k + 1)
+    root, place_of = (
+        Path(embedded.info.source),
+        {e.image: i for i, e in enumerate(embedded.entries)},
+    )
+    answers = []
+    for query, S, order in zip(queries, similarities.tolist(), places.tolist(), strict=True):
+        own = itself(source.root / query.image, root, place_of)
+        class_name = query.class_name if own is None else embedded.entries[own].class_name
+        found = [(s, embedded.entries[i]) for s, i in zip(S, order, strict=True) if i != own]
+        path = args.query / query.image if args.query.is_dir() else args.query
+        answers.append(Answer(path, class_name, found[: args.k]))
+    if pictures:
+        draw(answers, pictures, args.picture)
+    # a file may have a name that is no text
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    for answer in answers:
+        print(as_json(answer) if args.json else as_text(answer))
+
+
+def find_queries(path: Path) -> tuple[Source, list[Entry]]:
+    from dml.images import Entry, Files, in_folder
+    from shards.item import ShardError
+
+    if path.is_dir():
+        return in_folder(path)
+    if not path.exists():
+        raise ShardError(f"{path} is not there: give an image, or a folder of images")
+    return Files(path.absolute().parent), [Entry(path.name, None)]
+
+
+def refuse_query(path: Path, reason: str) -> None:
+    from shards.item import ShardError
+
+    raise ShardError(f"{path} cannot be read as an image ({reason}): give another query")
+
+
+def itself(query: Path, root: Path, place_of: Mapping[str, int]) -> int | None:
+    """The place of a query that is one of the set, by its path as written or with links followed."""
+    for path, base in (
+        (Path(os.path.abspath(query)), Path(os.path.abspath(root))),
+        (query.resolve(), root.resolve()),
+    ):
+        if path.is_relative_to(base) and path.relative_to(base).as_posix() in place_of:
+            return place_of[path.relative_to(base).as_posix()]
+    return None
+
+
+def nearest(queries: Vectors, gallery: Vectors, k: int) -> Nearest:
+    """The k rows of the gallery, or all if it has fewer, with the largest dot products."""
+    k = min(k, len(gallery))
+    try:
+        import faiss
+    except ImportError:
+        return nearest_by_torch(queries, gallery, k)
+    index = faiss.IndexFlatIP(gallery.shape[1])
+    index.add(gallery)
+    similarities, places = index.search(queries, k)
+    return similarities, places
+
+
+def nearest_by_torch(queries: Vectors, gallery: Vectors, k: int) -> Nearest:
+    import torch
+
+    from dml.precision import full_precision
+
+    G = torch.from_numpy(gallery)
+    with full_precision(G.device):
+        tops = [
+            (torch.from_numpy(queries[i : i + CHUNK]) @ G.T).topk(k)
+            for i in range(0, len(queries), CHUNK)
+        ]
+    S, places = (torch.cat(parts).numpy() for parts in zip(*tops, strict=True))
+    return S, places
+
+
+def as_json(answer: Answer) -> str:
+    found = [
+        {"similarity": round(similarity, 6), "image": entry.image, "class": entry.class_name}
+        for similarity, entry in answer.found
+    ]
+    return json.dumps({"query": str(answer.path), "class": answer.class_name, "found": found})
+
+
+def as_text(answer: Answer) -> str:
+    width = max((len(entry.image) for _, entry in answer.found), default=0)
+    lines = [
+        f"  {similarity:7.4f}  {entry.image:{width}}  {entry.class_name or ''}".rstrip()
+        for similarity, entry in answer.found
+    ]
+    known = f"  ({answer.class_name})" if answer.class_name is not None else ""
+    return "\n".join([f"{answer.path}{known}", *(lines or ["  nothing else is in the set"])])
+
+
+def draw(answers: Sequence[Answer], pictures: Source, path: Path) -> None:
+    from dml.checkpoint import write_whole
+    from dml.embedded import EmbeddedError
+    from dml.images import Files
+    from dml.picture import Found, retrieval_picture
+
+    rows = []
+    for answer in answers[:ROWS]:
+        query = answer.path.absolute()
+        found = [
+            Found(shown(pictures, entry.image), same(answer.class_name, entry.class_name))
+            for _, entry in answer.found
+        ]
+        rows.append((shown(Files(query.parent), query.name), found))
+    file = io.BytesIO()
+    retrieval_picture(rows).save(file, "PNG")
+    try:
+        write_whole(path, file.getvalue())
+    except OSError as error:
+        raise EmbeddedError(f"--picture {path} cannot be written: {error.strerror}") from None
+    if len(answers) > ROWS:
+        print(f"{path}: the first {ROWS} of {len(answers):,} queries", file=sys.stderr)
+
+
+def same(a: str | None, b: str | None) -> bool | None:
+    return None if a is None or b is None else a == b
+
+
+def shown(source: Source, name: str) -> Image.Image:
+    """The whole image; it was readable when it was embedded."""
+    from dml.data import opened
+    from dml.embedded import EmbeddedError
+    from shards.item import ShardError
+
+    try:
+        return opened(source.read(name)).convert("RGB")
+    except (OSError, ShardError, ValueError, IndexError) as error:
+        text = (error.strerror if isinstance(error, OSError) else None) or error
+        raise EmbeddedError(
+            f"{source.root / name} cannot be read any more ({text}): put it back, or embed the "
+            "images again"
+        ) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

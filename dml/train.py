@@ -1,0 +1,297 @@
+"""Train an embedding, from shards to Recall@K.
+
+    accelerate launch dml/train.py --config configs/sop_bs1000.yaml
+    accelerate launch --multi_gpu --num_processes 8 dml/train.py --config ... --set loss.beta=40
+
+The same command again continues a run that was interrupted, to the bit, with any number of
+processes. Exit codes: 0 finished, 2 a mistake in what was asked for, 3 diverged, 75 interrupted by a
+signal and ready to be continued.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dml.config import Config, ConfigError, add_arguments, load, to_dict
+from dml.plan import built_sizes, plan
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch import Tensor
+
+FINISHED, MISTAKE, DIVERGED, INTERRUPTED = 0, 2, 3, 75  # 75: EX_TEMPFAIL of sysexits.h, try again
+HISTOGRAMS = 10  # one every so many lines of metrics
+PROJECTED = 1000  # images in TensorBoard's projector
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="dml/train.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    arguments = parser.parse_args(argv)
+    try:  # what needs no torch: --help and a bad config are answered at once
+        config = load(arguments.config, arguments.set)
+        plan(config, int(os.environ.get("WORLD_SIZE", "1")), *built_sizes(config))
+    except ValueError as error:  # ConfigError, or ShardError for damaged shards
+        return complain(error, MISTAKE)
+    return train(config)
+
+
+def complain(error: Exception, code: int) -> int:
+    if os.environ.get("RANK", "0") == "0":
+        print(f"dml/train.py: {error}", file=sys.stderr, flush=True)
+    return code
+
+
+def train(config: Config) -> int:
+    """One run, or what is left of it, on all processes that were launched; returns the exit code."""
+    from dml.checkpoint import CheckpointError
+    from dml.interrupt import Interrupted
+    from dml.models import ModelError
+    from dml.precision import NotFiniteError
+    from dml.processes import LaunchError, make_accelerator
+    from dml.runs import RunError
+    from shards.item import ShardError
+
+    mistakes = (ConfigError, ShardError, ModelError, RunError, CheckpointError, LaunchError)
+    accelerator = None
+    try:
+        accelerator = make_accelerator(config.engine.precision)
+        run(config, accelerator, mistakes)
+        return FINISHED
+    except mistakes as error:
+        return complain(error, MISTAKE)
+    except NotFiniteError as error:
+        return complain(error, DIVERGED)
+    except Interrupted as error:
+        return complain(error, INTERRUPTED)
+    finally:
+        if accelerator is not None:
+            accelerator.end_training()
+
+
+def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Exception], ...]) -> None:
+    import torch
+    from tqdm import tqdm
+
+    from dml.collectives import Wire
+    from dml.data import Batches, TrainBatches, held_out, loader
+    from dml.deck import mix
+    from dml.engine_state import read_weights, write_slots, write_weights
+    from dml.evaluate import Evaluation, Evaluator, Subset, of_test_split
+    from dml.gpw import GlobalPairLoss, make_loss
+    from dml.gpw.pairs import pair_report
+    from dml.interrupt import CONTINUE, LEAVE, Interrupt, Interrupted
+    from dml.journal import Clock, Journal
+    from dml.models import make_model
+    from dml.optimizer import make_optimizer, set_learning_rate
+    from dml.precision import NotFiniteError
+    from dml.processes import from_first, settle_buckets, together
+    from dml.progress import MODEL, OPTIMIZER, Keeper, Progress, last_checkpoint
+    from dml.runs import open_folder, read_result, write_plan, write_result
+    from dml.schedule import evaluation_due, learning_rate
+    from dml.step import update
+    from shards.index import load_index
+
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    first, device, seed = accelerator.is_main_process, accelerator.device, config.run.seed
+    say = tqdm.write if first else lambda text: None
+
+    # ---- build ----------------------------------------------------------------------------------
+    with together(accelerator, *mistakes):
+        index = load_index(config.data.shards)
+        rows, labels = index.positions("train"), index.labels("train")
+        numbers = plan(config, processes, len(set(labels.tolist())), len(rows))
+        model: Any = make_model(config.model, config.data, seed)
+        folder = open_folder(config) if first else Path(config.run.dir, config.run.name)
+    if from_first(accelerator, read_result(folder)) is not None:
+        say(f"{folder} is finished already: see its result.json")
+        return
+    spec, shards = model.spec, index.manifest["index"]["sha256"]
+    if config.engine.precision == "fp64":
+        model = model.double()
+    held = held_out(labels, config.eval.validation_classes, seed)
+    batches = Batches(
+        rows[~held], labels[~held], config.batch.classes, config.batch.per_class, seed
+    )
+    subsets = {
+        "validation": Subset("validation", rows[held], labels[held]),
+        "test": of_test_split(index),
+    }
+
+    # ---- resume: the run's own last checkpoint, else the weights of the config, else from scratch -
+    last, damaged = last_checkpoint(accelerator, folder / "checkpoints", shards)
+    for sentence in damaged:
+        say(f"a damaged checkpoint is passed over: {sentence}")
+    progress = Progress(**last.state["progress"]) if last else Progress()
+    if last:
+        model.load_state_dict(last.tensors[MODEL])
+        say(f"continuing {folder} after step {progress.step:,}")
+    optimizer: Any = make_optimizer(config.optim, model)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if last:
+        write_slots(accelerator, model, optimizer, last.tensors[OPTIMIZER], progress.step)
+    del last
+    settle_buckets(model, torch.zeros(2, spec.size, spec.size, 3, dtype=torch.uint8, device=device))
+
+    # ---- what the loop needs ----------------------------------------------------------------------
+    journal = Journal(folder, progress.step, progress.metrics_size) if first else None
+    if first:
+        write_plan(folder, numbers)
+        say(f"{numbers}\n{folder}: tensorboard --logdir {config.run.dir}")
+    keeper = Keeper(accelerator, folder / "checkpoints", shards, model, optimizer, progress.step)
+    interrupt, clock = Interrupt(device), Clock(device)
+    pair_loss = make_loss(config.loss.name, **config.loss.parameters)
+    loss_fn, report_wire = GlobalPairLoss(pair_loss, config.engine.tile), Wire()
+    loading = config.data.workers, config.data.prefetch
+    evaluator = Evaluator(
+        accelerator,
+        index,
+        spec,
+        config.eval.ks,
+        config.engine.micro_batch or min(256, numbers.images_per_process),
+        *loading,
+        interrupt.pause,
+    )
+    own_batches = TrainBatches(index, batches, spec, rank, processes)
+    coming = iter(loader(own_batches, range(progress.step, numbers.steps), *loading))
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def loss_and_see(X: "Tensor", y: "Tensor") -> "Tensor":
+        seen.append((X.detach(), y))
+        value: Tensor = loss_fn(X, y)
+        return value
+
+    def evaluate(which: str, step: int) -> Evaluation:
+        found = evaluator(model, subsets[which])
+        scores = "  ".join(f"{name} {score:.2%}" for name, score in found.scores.items())
+        say(f"step {step:,}  {which}: {scores}")
+        if journal:
+            journal.evaluation(step, which, found.scores, found.picture)
+        return found
+
+    def save() -> None:
+        if journal:
+            progress.metrics_size = journal.metrics.synced()
+        keeper.save(progress)
+
+    # ---- the loop -----------------------------------------------------------------------------------
+    hide = None if first else True  # None: unless on a terminal
+    bar = tqdm(total=numbers.steps, initial=progress.step, unit="step", disable=hide)
+    started = time.monotonic() - progress.seconds
+    try:
+        with interrupt, bar:
+            while True:
+                which = evaluation_due(config.eval, progress.step, numbers.steps)
+                if which and progress.evaluated != progress.step:
+                    scores = evaluate(which, progress.step).scores
+                    progress.evaluated = progress.step
+                    if progress.step == 0:
+                        progress.untrained = scores
+                    elif which == "validation" and progress.improves(scores["recall@1"]):
+                        keeper.save_best(progress)
+                if progress.step == numbers.steps or progress.stale == config.eval.patience:
+                    break
+
+                answer = interrupt.agree(save=keeper.age() > 60 * config.save.every_minutes)
+                if answer == LEAVE:
+                    raise Interrupted
+                if answer != CONTINUE:
+                    save()
+
+                with clock("data"):
+                    images, targets = (x.to(device, non_blocking=True) for x in next(coming))
+                torch.manual_seed(mix(seed, progress.step, rank) >> 1)  # for layers with dropout
+                lr = learning_rate(config.optim, progress.step, numbers.steps)
+                set_learning_rate(optimizer, lr)
+                log = (progress.step + 1) % config.run.log_steps == 0
+                done = update(
+                    accelerator,
+                    model,
+                    loss_and_see if log else loss_fn,
+                    optimizer,
+                    images,
+                    targets,
+                    config.engine.micro_batch,
+                    clock,
+                )
+                progress.step += 1
+                progress.without_pairs += done.loss == 0  # no anchor had anything to learn from
+                progress.seconds = time.monotonic() - started
+                bar.update()
+
+                if log:
+                    report = pair_report(pair_loss, *seen.pop(), config.engine.tile, report_wire)
+                    if journal:
+                        metrics = {
+                            "images": progress.step * numbers.batch_size,
+                            "loss": done.loss,
+                            "lr": lr,
+                            "gradient_norm": done.gradient_norm,
+                            "anchors_mined": report.anchors,
+                            "positives_per_anchor": report.positives,
+                            "negatives_per_anchor": report.negatives,
+                            "steps_without_pairs": progress.without_pairs / progress.step,
+                        }
+                        timing = clock.timing(numbers.batch_size, loss_fn.wire.bytes_sent)
+                        journal.training(progress.step, metrics, timing)
+                        bar.set_postfix(loss=f"{done.loss:.4f}")
+                        if progress.step % (HISTOGRAMS * config.run.log_steps) == 0:
+                            journal.pairs(progress.step, report)
+
+            # ---- the end ----------------------------------------------------------------------------
+            save()
+            step = progress.step
+            if progress.best_step is not None:
+                step = progress.best_step
+                write_weights(accelerator, model, keeper.best())
+            found = evaluate("test", step)
+            weights = read_weights(accelerator, model)
+            result = {
+                **found.scores,
+                "step": step,
+                "images": step * numbers.batch_size,
+                "steps_without_pairs": progress.without_pairs / progress.step,
+                "validation_recall@1": progress.best_recall if step == progress.best_step else None,
+                "untrained": progress.untrained,
+                "seed": seed,
+                "seconds": round(time.monotonic() - started, 3),
+                "world_size": processes,
+            }
+            with together(accelerator, *mistakes):
+                if journal:
+                    journal.hparams(to_dict(config), found.scores)
+                    journal.projector(
+                        *evaluator.thumbnails(subsets["test"], found.embeddings, PROJECTED)
+                    )
+                    write_result(folder, weights, result)
+    except Interrupted:
+        save()
+        signal = interrupt.received or "a signal to another process"
+        raise Interrupted(
+            f"stopped by {signal} after step {progress.step:,} of {numbers.steps:,}; the same "
+            "command continues"
+        ) from None
+    except NotFiniteError as error:
+        raise NotFiniteError(
+            f"training diverged between step {keeper.step:,}, of the last checkpoint, and step "
+            f"{progress.step + 1:,}: {error}; lower optim.lr, or look at the images of these steps"
+        ) from None
+    finally:
+        if journal:
+            journal.close()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # At the interpreter's own end the threads of gloo now and then abort a process whose work is done.
+    os._exit(code)

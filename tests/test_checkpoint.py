@@ -1,0 +1,207 @@
+"""Checkpoints are whole or not there, whatever happens while they are written."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from dml import checkpoint
+from dml.checkpoint import CheckpointError, read, read_last, write, write_step
+from dml.precision import NotFiniteError
+
+
+def tensors(step):
+    return {
+        "model.safetensors": {"w": torch.full((3, 2), float(step)), "n": torch.tensor(step)},
+        "optimizer.safetensors": {"w/exp_avg": torch.arange(6.0).view(3, 2).T},
+    }
+
+
+def state(step):
+    return {"step": step, "progress": {"step": step, "best": 0.1 + 0.2}}
+
+
+@pytest.fixture
+def root(tmp_path):
+    for step in (100, 200):
+        write_step(tmp_path / "checkpoints", state(step), tensors(step))
+    return tmp_path / "checkpoints"
+
+
+def names(root):
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_what_was_written_is_read_back_to_the_bit(root):
+    last, damaged = read_last(root)
+    assert damaged == []
+    assert last.state == state(200)
+    for file, content in tensors(200).items():
+        assert last.tensors[file].keys() == content.keys()
+        assert all(torch.equal(last.tensors[file][k], x) for k, x in content.items())
+
+
+def test_the_last_two_are_kept(root):
+    write_step(root, state(300), tensors(300))
+    assert names(root) == ["step-00000200", "step-00000300"]
+
+
+def test_the_last_is_found_by_its_content_not_by_its_name(root):
+    (root / "step-00000200").rename(root / "a-copy")
+    (root / "step-00000100").rename(root / "step-00000999")
+    assert read_last(root)[0].state["step"] == 200
+
+
+def test_the_best_is_not_one_to_continue_from(root):
+    write(root, "best", state(900), {"model.safetensors": tensors(900)["model.safetensors"]})
+    write(root, "best", state(901), {"model.safetensors": tensors(901)["model.safetensors"]})
+    assert read_last(root)[0].state["step"] == 200
+    assert read(root / "best").state["step"] == 901
+    assert names(root) == ["best", "step-00000100", "step-00000200"]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("harm", [cut, flip, empty, Path.unlink])
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_damaged_one_is_passed_over_and_named(root, harm, file):
+    harm(root / "step-00000200" / file)
+    last, damaged = read_last(root)
+    assert last.state["step"] == 100
+    if (file, harm) == ("state.json", Path.unlink):
+        assert damaged == []  # without it a folder is no checkpoint
+    else:
+        (sentence,) = damaged
+        assert "step-00000200" in sentence
+        assert file in sentence
+
+
+def test_a_state_that_was_edited_is_damaged(root):
+    path = root / "step-00000200" / "state.json"
+    content = json.loads(path.read_bytes())
+    content["state"]["progress"]["best"] = 1.0
+    path.write_text(json.dumps(content))
+    last, damaged = read_last(root)
+    assert last.state["step"] == 100
+    assert "state.json differs from its checksum" in damaged[0]
+
+
+def test_one_of_another_version_is_not_read(root, monkeypatch):
+    monkeypatch.setattr(checkpoint, "VERSION", 2)
+    last, damaged = read_last(root)
+    assert last is None
+    assert "it is of version 1, this program reads 2" in damaged[0]
+
+
+def test_a_damaged_one_is_replaced_when_its_step_comes_again(root):
+    flip(root / "step-00000200" / "model.safetensors")
+    write_step(root, state(200), tensors(200))
+    assert read_last(root)[0].state["step"] == 200
+    assert names(root) == ["step-00000100", "step-00000200"]
+
+
+def test_nothing_that_is_not_finite_is_kept(root):
+    bad = tensors(300)
+    bad["model.safetensors"]["w"][1, 1] = torch.nan
+    with pytest.raises(NotFiniteError, match=r"w of model\.safetensors holds NaN or infinity"):
+        write_step(root, state(300), bad)
+    assert read_last(root)[0].state["step"] == 200
+
+
+def test_no_checkpoint_at_all(tmp_path):
+    assert read_last(tmp_path / "nowhere") == (None, [])
+
+
+def write_and_be_killed(root, left):
+    """In a child process: kill -9 before the call number `left` by which the file system learns
+    anything; returns how the child ended."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    calls = iter(range(left))
+
+    def deadly(original):
+        def call(*args, **kwargs):
+            if next(calls, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **kwargs)
+
+        return call
+
+    for owner, name in [
+        (os, "fsync"),
+        (Path, "rename"),
+        (Path, "mkdir"),
+        (Path, "open"),
+        (shutil, "rmtree"),
+    ]:
+        setattr(owner, name, deadly(getattr(owner, name)))
+    write_step(root, state(300), tensors(300))
+    os._exit(0)
+
+
+def test_killed_at_any_point_there_is_always_a_whole_one(root, tmp_path):
+    """Kill -9 before the n-th call to the file system, for every n until it goes through."""
+    found = []
+    for n in range(40):
+        copy = tmp_path / f"copy{n}"
+        shutil.copytree(root, copy)
+        ended = write_and_be_killed(copy, n)
+        last, damaged = read_last(copy)
+        assert damaged == []
+        found.append(last.state["step"])
+        # and the next run writes as if nothing had happened
+        write_step(copy, state(400), tensors(400))
+        assert read_last(copy)[0].state["step"] == 400
+        assert ".writing" not in names(copy)
+        assert len(names(copy)) == 2
+        if ended == 0:
+            break
+        assert ended == -signal.SIGKILL
+    else:
+        pytest.fail("it never went through")
+    assert found == sorted(found)
+    assert {200, 300} == set(found)
+    assert n >= 8, "fewer fault points than files and folders to write"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        write_step(disk, state(100), tensors(100))
+        large = {"model.safetensors": {"w": torch.zeros(100_000)}}
+        with pytest.raises(CheckpointError, match="cannot be written: No space left on device"):
+            write_step(disk, state(200), large)
+        assert read_last(disk)[0].state["step"] == 100
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"file/step-00000001 cannot be written"):
+        write_step(tmp_path / "file", state(1), tensors(1))
