@@ -92,21 +92,22 @@ def write_step(root: Path, state: Mapping[str, Any], tensors: Mapping[str, Tenso
         shutil.rmtree(root / name)
     write(root, name, state, tensors)
     steps = claimed_steps(root)
-    kept = sorted((step for step in steps.values() if step is not None), reverse=True)[:KEPT]
+    kept = sorted(step for step in steps.values() if step < math.inf)[-KEPT:]
     for folder, step in steps.items():
         if step not in kept:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def claimed_steps(root: Path) -> dict[Path, int | None]:
-    """The folders that look like checkpoints of a step, and of which, by their own word."""
-    steps: dict[Path, int | None] = {}
+def claimed_steps(root: Path) -> dict[Path, float]:
+    """The folders that look like checkpoints of a step, and of which, by their own word; infinity
+    for one that cannot tell."""
+    steps: dict[Path, float] = {}
     for path in root.glob(f"[!.]*/{STATE}"):
         if path.parent.name != BEST:
             try:
                 steps[path.parent] = int(json.loads(path.read_bytes())["state"]["step"])
             except (OSError, ValueError, KeyError, TypeError):
-                steps[path.parent] = None
+                steps[path.parent] = math.inf
     return steps
 
 
@@ -114,9 +115,7 @@ def read_last(root: Path) -> tuple[Checkpoint | None, list[str]]:
     """The last whole checkpoint of a step, and a sentence for every later one that is damaged."""
     damaged: list[str] = []
     steps = claimed_steps(root)
-    for folder in sorted(
-        steps, key=lambda f: math.inf if steps[f] is None else steps[f], reverse=True
-    ):
+    for folder in sorted(steps, key=lambda folder: steps[folder], reverse=True):
         try:
             return read(folder), damaged
         except CheckpointError as error:

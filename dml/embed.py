@@ -17,6 +17,7 @@ result does not depend on --workers. Exit codes: 0 done, 2 a mistake in what was
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -93,7 +94,6 @@ def embed_images(args: argparse.Namespace) -> str:
     from dml.images import Rows, find_images
     from dml.trained import embed, load_trained, model_sha256
     from shards.item import ShardError
-    from shards.workers import default_workers
 
     def unreadable(path: Path, reason: str) -> None:
         sentence = f"{path} cannot be read as an image ({reason})"
@@ -106,7 +106,7 @@ def embed_images(args: argparse.Namespace) -> str:
     refuse_occupied(args.out, args.overwrite)
     model, sha256 = load_trained(args.run), model_sha256(args.run)
     source, entries = find_images(args.images, args.split)
-    workers = default_workers() if args.workers is None else args.workers
+    workers = min(8, cores()) if args.workers is None else args.workers
     started = time.monotonic()
     X, readable = embed(
         model,
@@ -136,6 +136,14 @@ def embed_images(args: argparse.Namespace) -> str:
     rate = f"{seconds:.1f} s, {len(entries) / seconds:,.0f} images/s"
     left_out = f"; left out {info.unreadable:,} that cannot be read" if info.unreadable else ""
     return f"{args.out}: {len(kept):,} images of {classes:,} classes in {rate}{left_out}"
+
+
+def cores() -> int:
+    """Those this process may use: a Slurm job has fewer than its machine."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def read_weights(accelerator: Accelerator, model: nn.Module) -> Named:
     """The state_dict of the model; under ZeRO-3 the first process alone gets it."""
     if zero_stage(accelerator) < 3:
         return dict(bare(accelerator, model).state_dict())
-    from deepspeed.zero import GatheredParameters
+    from deepspeed.runtime.zero import GatheredParameters
 
     with GatheredParameters(list(model.parameters())):
         if not accelerator.is_main_process:
@@ -58,7 +58,7 @@ def write_weights(accelerator: Accelerator, model: nn.Module, weights: Named) ->
     if zero_stage(accelerator) < 3:
         module.load_state_dict(weights)
         return
-    from deepspeed.zero import GatheredParameters
+    from deepspeed.runtime.zero import GatheredParameters
 
     with GatheredParameters(list(model.parameters()), modifier_rank=0):
         if accelerator.is_main_process:
@@ -84,6 +84,8 @@ def read_slots(accelerator: Accelerator, model: nn.Module, optimizer: Optimizer)
     stage = zero_stage(accelerator)
     if stage:
         from deepspeed.utils import safe_get_full_optimizer_state as whole
+    if stage in (1, 2):
+        link(optimizer)
     state = innermost(optimizer).state
     return {
         f"{name}/{slot}": (whole(p, slot) if stage else state[p][slot]).reshape(shape_of(p)).cpu()
@@ -104,7 +106,7 @@ def write_slots(
         if not isinstance(inner, SGD):
             remembered[p]["step"] = torch.tensor(float(step))
     if stage in (1, 2):
-        zero(optimizer)._lazy_init_hp_params_optimizer_state()
+        link(optimizer)
     for name, p in bare(accelerator, model).named_parameters():
         for slot in names:
             write_slot(accelerator, remembered, p, slot, slots[f"{name}/{slot}"])
@@ -141,6 +143,13 @@ def held_parameters(accelerator: Accelerator, model: nn.Module, optimizer: Any) 
         else zero(optimizer).single_partition_of_fp32_groups
     )
     return parts
+
+
+def link(optimizer: Any) -> None:
+    """Let DeepSpeed find the slots of every parameter in its flat buffers. It does so once, after it
+    has stepped the first group of parameters, and then misses those of the others (0.19.8)."""
+    zero(optimizer)._hp_optimizer_states_linked = False
+    zero(optimizer)._lazy_init_hp_params_optimizer_state()
 
 
 def zero(optimizer: Any) -> Any:

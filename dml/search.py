@@ -15,7 +15,6 @@ or what the set knows of it. Exit codes: 0 done, 2 a mistake in what was asked f
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import sys
@@ -77,6 +76,10 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         search(args)
+        sys.stdout.flush()
+        return DONE
+    except BrokenPipeError:  # `| head` has seen enough; python must not flush into it at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except (EmbeddedError, ModelError, NotFiniteError, RunError, ShardError, OSError) as error:
         print(f"dml/search.py: {error}", file=sys.stderr)
@@ -206,7 +209,6 @@ def as_text(answer: Answer) -> str:
 
 
 def draw(answers: Sequence[Answer], pictures: Source, path: Path) -> None:
-    from dml.checkpoint import write_whole
     from dml.embedded import EmbeddedError
     from dml.images import Files
     from dml.picture import Found, retrieval_picture
@@ -219,12 +221,14 @@ def draw(answers: Sequence[Answer], pictures: Source, path: Path) -> None:
             for _, entry in answer.found
         ]
         rows.append((shown(Files(query.parent), query.name), found))
-    file = io.BytesIO()
-    retrieval_picture(rows).save(file, "PNG")
+    aside = path.with_name(f".{path.name}.writing")
     try:
-        write_whole(path, file.getvalue())
+        retrieval_picture(rows).save(aside, "PNG")
+        aside.replace(path)
     except OSError as error:
         raise EmbeddedError(f"--picture {path} cannot be written: {error.strerror}") from None
+    finally:
+        aside.unlink(missing_ok=True)
     if len(answers) > ROWS:
         print(f"{path}: the first {ROWS} of {len(answers):,} queries", file=sys.stderr)
 

@@ -16,6 +16,7 @@ LAYERS = [
     [
         "shards.item",
         "shards.index",
+        "dml.images",
         "dml.catalogue",
         "dml.config",
         "dml.plan",
@@ -73,6 +74,8 @@ LAYERS = [
         "dml.engine_state",
         "dml.checkpoint",
         "dml.runs",
+        "dml.embedded",
+        "dml.trained",
         "dml.picture",
         "dml.journal",
     ],
@@ -88,6 +91,7 @@ TORCH_FREE = {
     "dml.config",
     "dml.plan",
     "dml.schedule",
+    "dml.images",
     "shards.item",
     "shards.index",
 }

@@ -119,6 +119,7 @@ class Launched:
 
     def __init__(self, how, folder, *sets):
         self.run, self.log = Path(folder) / "icons_mini", Path(folder) / f"{time.monotonic_ns()}"
+        Path(folder).mkdir(exist_ok=True)
         port, command = str(free_port()), [TRAIN, *BASE, f"run.dir={folder}", *EVENTFUL, *sets]
         if isinstance(how, int):
             launcher = [sys.executable]
