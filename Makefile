@@ -14,7 +14,7 @@ setup: $(STAMP) ## create .venv with everything the tests need
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev,icons,cars196]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev,icons,cars196,pretrained,slurm]'
 	$(BIN)/python -m pip install -q -c constraints.txt setuptools wheel ninja
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BIN)/python -m pip install -q -c constraints.txt \
 		--no-build-isolation -e '.[deepspeed]'
@@ -36,9 +36,10 @@ bench: $(STAMP) ## measure: memory of the loss, and a step between two hosts (as
 	$(BIN)/python benchmarks/loss_memory.py
 	$(BIN)/python benchmarks/two_hosts.py
 
-demo: ## train on the bundled data (not there yet)
-	@echo "make demo: not there yet; it comes with training and the bundled data" >&2
-	@exit 1
+demo: $(STAMP) ## train on the bundled icons with two processes: a minute or two
+	rm -rf runs/icons_mini
+	$(BIN)/accelerate launch --config_file configs/accelerate/cpu_x2.yaml \
+		dml/train.py --config configs/icons_mini.yaml
 
 clean: ## remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

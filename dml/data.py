@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dml.deck import Deck, mix, uniforms
 from shards.index import ImageReader, Index
+from shards.item import ShardError
 
 Rows = NDArray[np.int64]
 # what a random number is for; part of its hash
@@ -186,12 +188,15 @@ class TrainBatches(Dataset[tuple[Tensor, Tensor]]):
         own = own_share(len(rows), self.rank, self.size)
         numbers = uniforms(len(rows) * NUMBERS, mix(self.batches.seed, AUGMENT, step))
         images = (
-            train_image(
-                self.reader.read(row), self.spec, iter(numbers[i * NUMBERS : (i + 1) * NUMBERS])
-            )
+            self.image(row, iter(numbers[i * NUMBERS : (i + 1) * NUMBERS]))
             for i, row in zip(own, rows[own].tolist(), strict=True)
         )
         return stacked(images, len(own), self.spec.size), torch.from_numpy(labels[own])
+
+    def image(self, row: int, numbers: Iterator[float]) -> Image.Image:
+        data = self.reader.read(row)
+        with naming(row, self.reader.index):
+            return train_image(data, self.spec, numbers)
 
 
 class EvalBatches(Dataset[tuple[Tensor, Tensor]]):
@@ -217,8 +222,25 @@ class EvalBatches(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, n: int) -> tuple[Tensor, Tensor]:
         part = slice(n * self.batch, (n + 1) * self.batch)
         rows = self.rows[part]
-        images = (eval_image(self.reader.read(int(row)), self.spec) for row in rows)
+        images = (self.image(row) for row in rows.tolist())
         return stacked(images, len(rows), self.spec.size), torch.from_numpy(self.labels[part])
+
+    def image(self, row: int) -> Image.Image:
+        data = self.reader.read(row)
+        with naming(row, self.reader.index):
+            return eval_image(data, self.spec)
+
+
+@contextmanager
+def naming(row: int, index: Index) -> Iterator[None]:
+    """Says which image it was that could not be decoded."""
+    try:
+        yield
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ShardError(
+            f"image {row} of {index.root} cannot be decoded ({error}): see what shards/verify.py "
+            "says, and build the shards again"
+        ) from None
 
 
 def own_share(n: int, rank: int, size: int) -> range:
@@ -245,3 +267,17 @@ def loader(
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # or every iteration would take a number from torch's own
     )
+
+
+def attempts(
+    batches: Iterable[tuple[Tensor, Tensor]],
+) -> Iterator[tuple[tuple[Tensor, Tensor], ShardError | None]]:
+    """Every batch, and None; or in the end nothing, and why: one process among many must not end
+    alone."""
+    try:
+        for batch in batches:
+            yield batch, None
+    except ShardError as error:
+        # a loader's worker wraps the sentence in its traceback
+        sentence = str(error).rpartition("ShardError: ")[2].strip()
+        yield (torch.empty(0), torch.empty(0)), ShardError(sentence)

@@ -13,12 +13,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dml.collectives import Wire
-from dml.data import EvalBatches, Input, Rows, loader, opened, own_share
+from dml.data import EvalBatches, Input, Rows, attempts, loader, opened, own_share
 from dml.deck import mix, shuffled
 from dml.picture import Found, retrieval_picture
 from dml.precision import NotFiniteError
 from dml.recall import Retrieval, retrieval
 from shards.index import ImageReader, Index
+from shards.item import ShardError
 
 PICTURE = 8, 6  # queries, and how many of their nearest
 THUMBNAIL = 32
@@ -54,7 +55,7 @@ class Evaluation:
 @dataclass(frozen=True)
 class Evaluator:
     """How a run evaluates; the same on every process. `pause` is called before every batch, on all
-    processes at the same time, and may raise to end the evaluation."""
+    processes at the same time, with what is wrong with this one's, and may raise."""
 
     accelerator: Accelerator
     index: Index
@@ -63,7 +64,7 @@ class Evaluator:
     batch: int
     workers: int
     prefetch: int
-    pause: Callable[[], None]
+    pause: Callable[[ShardError | None], object]
 
     def __call__(self, model: nn.Module, subset: Subset) -> Evaluation:
         """All processes must call it. They get the same."""
@@ -100,8 +101,9 @@ class Evaluator:
         order = [n if n < len(batches) else 0 for n in range(count)]
         model.eval()
         parts = []
-        for n, (images, _) in enumerate(loader(batches, order, self.workers, self.prefetch)):
-            self.pause()
+        coming = loader(batches, order, self.workers, self.prefetch)
+        for n, ((images, _), problem) in enumerate(attempts(coming)):
+            self.pause(problem)
             x = model(images.to(accelerator.device, non_blocking=True))
             parts.append(x if n < len(batches) else x[:0])
         model.train()

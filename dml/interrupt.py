@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
-CONTINUE, SAVE, LEAVE = range(3)
+CONTINUE, SAVE, LEAVE, FAIL = range(4)  # the largest wish of any process is granted
 
 
 class Interrupted(Exception):
@@ -46,17 +46,12 @@ class Interrupt:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def agree(self, save: bool = False) -> int:
-        """LEAVE if any process was signalled, else SAVE if any wants to, else CONTINUE. All
-        processes call it at the same time and get the same answer."""
-        wish = LEAVE if self.received else SAVE if save else CONTINUE
+    def agree(self, wish: int = CONTINUE) -> int:
+        """The largest wish of all processes, where a signal is the wish to LEAVE. They all call it at
+        the same time and get the same answer."""
+        wish = max(wish, LEAVE if self.received else CONTINUE)
         if not (dist.is_available() and dist.is_initialized()):
             return wish
         most = torch.tensor(wish, device=self.device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return int(most)
-
-    def pause(self) -> None:
-        """Raise on all processes if any was asked to leave."""
-        if self.agree() == LEAVE:
-            raise Interrupted

@@ -6,16 +6,19 @@ runs/NAME/
     metrics.jsonl, timing.jsonl, events.out.*       (dml/journal.py)
     checkpoints/                                    (dml/checkpoint.py)
     model.safetensors    the trained model, at the end
+    nearest.png          some test images and their nearest
     result.json          its scores; written last, so a run that has it is finished
 """
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from safetensors.torch import save
 from torch import Tensor
 
@@ -86,9 +89,14 @@ def write_plan(folder: Path, plan: Plan) -> None:
     write_whole(folder / "plan.json", as_json(plan.to_dict()))
 
 
-def write_result(folder: Path, weights: Mapping[str, Tensor], result: Mapping[str, Any]) -> None:
-    """The trained model, then its scores."""
+def write_result(
+    folder: Path, weights: Mapping[str, Tensor], picture: Image.Image, result: Mapping[str, Any]
+) -> None:
+    """The trained model and the picture, then the scores."""
     try:
+        png = io.BytesIO()
+        picture.save(png, "PNG", optimize=True)
+        write_whole(folder / "nearest.png", png.getvalue())
         model = save({name: x.contiguous().cpu() for name, x in weights.items()})
         write_whole(folder / "model.safetensors", model)
         write_whole(folder / "result.json", as_json(result))

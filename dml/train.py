@@ -82,23 +82,24 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
     from tqdm import tqdm
 
     from dml.collectives import Wire
-    from dml.data import Batches, TrainBatches, held_out, loader
+    from dml.data import Batches, TrainBatches, attempts, held_out, loader
     from dml.deck import mix
     from dml.engine_state import read_weights, write_slots, write_weights
     from dml.evaluate import Evaluation, Evaluator, Subset, of_test_split
     from dml.gpw import GlobalPairLoss, make_loss
     from dml.gpw.pairs import pair_report
-    from dml.interrupt import CONTINUE, LEAVE, Interrupt, Interrupted
+    from dml.interrupt import CONTINUE, FAIL, LEAVE, SAVE, Interrupt, Interrupted
     from dml.journal import Clock, Journal
     from dml.models import make_model
     from dml.optimizer import make_optimizer, set_learning_rate
     from dml.precision import NotFiniteError
-    from dml.processes import from_first, settle_buckets, together
+    from dml.processes import LaunchError, from_first, settle_buckets, together
     from dml.progress import MODEL, OPTIMIZER, Keeper, Progress, last_checkpoint
     from dml.runs import open_folder, read_result, write_plan, write_result
     from dml.schedule import evaluation_due, learning_rate
     from dml.step import update
     from shards.index import load_index
+    from shards.item import ShardError
 
     rank, processes = accelerator.process_index, accelerator.num_processes
     first, device, seed = accelerator.is_main_process, accelerator.device, config.run.seed
@@ -110,6 +111,10 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
         rows, labels = index.positions("train"), index.labels("train")
         numbers = plan(config, processes, len(set(labels.tolist())), len(rows))
         model: Any = make_model(config.model, config.data, seed)
+        if config.model.batchnorm == "synced" and processes > 1 and device.type == "cpu":
+            raise LaunchError(
+                "torch synchronises BatchNorm on GPUs only; set model.batchnorm=frozen"
+            )
         folder = open_folder(config) if first else Path(config.run.dir, config.run.name)
     if from_first(accelerator, read_result(folder)) is not None:
         say(f"{folder} is finished already: see its result.json")
@@ -145,12 +150,24 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
     journal = Journal(folder, progress.step, progress.metrics_size) if first else None
     if first:
         write_plan(folder, numbers)
-        say(f"{numbers}\n{folder}: tensorboard --logdir {config.run.dir}")
+        say(f"{numbers}\n{'folder':<25}  {folder}")
     keeper = Keeper(accelerator, folder / "checkpoints", shards, model, optimizer, progress.step)
     interrupt, clock = Interrupt(device), Clock(device)
     pair_loss = make_loss(config.loss.name, **config.loss.parameters)
     loss_fn, report_wire = GlobalPairLoss(pair_loss, config.engine.tile), Wire()
     loading = config.data.workers, config.data.prefetch
+
+    def pause(problem: ShardError | None, due: bool = False) -> bool:
+        """Between two batches: fail together, or leave together, or agree whether to save."""
+        answer = interrupt.agree(FAIL if problem else SAVE if due else CONTINUE)
+        if answer == FAIL:
+            with together(accelerator, ShardError):
+                if problem:
+                    raise problem
+        if answer == LEAVE:
+            raise Interrupted
+        return answer == SAVE
+
     evaluator = Evaluator(
         accelerator,
         index,
@@ -158,10 +175,10 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
         config.eval.ks,
         config.engine.micro_batch or min(256, numbers.images_per_process),
         *loading,
-        interrupt.pause,
+        pause,
     )
     own_batches = TrainBatches(index, batches, spec, rank, processes)
-    coming = iter(loader(own_batches, range(progress.step, numbers.steps), *loading))
+    coming = attempts(loader(own_batches, range(progress.step, numbers.steps), *loading))
     seen: list[tuple[Tensor, Tensor]] = []
 
     def loss_and_see(X: "Tensor", y: "Tensor") -> "Tensor":
@@ -185,7 +202,7 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
     # ---- the loop -----------------------------------------------------------------------------------
     hide = None if first else True  # None: unless on a terminal
     bar = tqdm(total=numbers.steps, initial=progress.step, unit="step", disable=hide)
-    started = time.monotonic() - progress.seconds
+    started, spoken = time.monotonic() - progress.seconds, time.monotonic()
     try:
         with interrupt, bar:
             while True:
@@ -200,14 +217,11 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
                 if progress.step == numbers.steps or progress.stale == config.eval.patience:
                     break
 
-                answer = interrupt.agree(save=keeper.age() > 60 * config.save.every_minutes)
-                if answer == LEAVE:
-                    raise Interrupted
-                if answer != CONTINUE:
-                    save()
-
                 with clock("data"):
-                    images, targets = (x.to(device, non_blocking=True) for x in next(coming))
+                    batch, problem = next(coming)
+                if pause(problem, keeper.age() > 60 * config.save.every_minutes):
+                    save()
+                images, targets = (x.to(device, non_blocking=True) for x in batch)
                 torch.manual_seed(mix(seed, progress.step, rank) >> 1)  # for layers with dropout
                 lr = learning_rate(config.optim, progress.step, numbers.steps)
                 set_learning_rate(optimizer, lr)
@@ -243,6 +257,10 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
                         timing = clock.timing(numbers.batch_size, loss_fn.wire.bytes_sent)
                         journal.training(progress.step, metrics, timing)
                         bar.set_postfix(loss=f"{done.loss:.4f}")
+                        if bar.disable and time.monotonic() - spoken > 60:  # a sign of life
+                            spoken = time.monotonic()
+                            speed = f"{timing['images_per_second']:,.0f} images/s"
+                            say(f"step {progress.step:,}  loss {done.loss:.4f}  {speed}")
                         if progress.step % (HISTOGRAMS * config.run.log_steps) == 0:
                             journal.pairs(progress.step, report)
 
@@ -271,7 +289,11 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
                     journal.projector(
                         *evaluator.thumbnails(subsets["test"], found.embeddings, PROJECTED)
                     )
-                    write_result(folder, weights, result)
+                    write_result(folder, weights, found.picture, result)
+            if progress.untrained:
+                before, after = progress.untrained["recall@1"], found.scores["recall@1"]
+                say(f"Recall@1 of the test classes: {before:.1%} untrained, {after:.1%} trained")
+            say(f"{folder}: nearest.png, result.json; tensorboard --logdir {config.run.dir}")
     except Interrupted:
         save()
         signal = interrupt.received or "a signal to another process"

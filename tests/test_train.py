@@ -3,16 +3,29 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from fleet import ROOT, environment, free_port, start
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+
+from dml.checkpoint import read_last
+from dml.data import EvalBatches
+from dml.journal import METRICS, TIMING
+from dml.recall import recall_at_k
+from dml.train import main
+from dml.trained import load_trained
+from shards.index import load_index
 
 TRAIN = ROOT / "dml" / "train.py"
 ICONS = ROOT / "shards" / "bundled" / "icons-mini"
@@ -117,7 +130,7 @@ ZERO2, ZERO3 = (
 class Launched:
     """A run under `accelerate launch`, or without it so that each process has its own exit code."""
 
-    def __init__(self, how, folder, *sets):
+    def __init__(self, how, folder, *sets, machines=None):
         self.run, self.log = Path(folder) / "icons_mini", Path(folder) / f"{time.monotonic_ns()}"
         Path(folder).mkdir(exist_ok=True)
         port, command = str(free_port()), [TRAIN, *BASE, f"run.dir={folder}", *EVENTFUL, *sets]
@@ -141,13 +154,13 @@ class Launched:
             self.processes = [
                 subprocess.Popen(
                     [*launcher, *map(str, command)],
-                    cwd=ROOT,
+                    cwd=cwd,
                     env=environment(**rank),
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
                 )
-                for rank in ranks
+                for rank, cwd in zip(ranks, machines or [ROOT] * len(ranks), strict=True)
             ]
 
     @property
@@ -261,3 +274,277 @@ def test_a_run_may_go_on_with_other_processes_and_engines(tmp_path):
     assert losses(rest.run) == pytest.approx(losses(expected.run), rel=1e-4)
     before, after = (load_file(x.run / "model.safetensors") for x in (expected, rest))
     assert all((before[k] - after[k]).abs().max() < 1e-3 for k in before)
+
+
+# ---- what is written, and chosen -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One process, with everything on; called as a function."""
+    folder = tmp_path_factory.mktemp("finished")
+    sets = ["length.steps=20", "eval.validation_classes=0.2", "eval.every_steps=5"]
+    return train(1, folder, *sets, "eval.untrained=true", "run.log_steps=2"), sets
+
+
+def test_the_folder_of_a_run(finished):
+    run, _ = finished
+    assert {path.name for path in run.iterdir()} >= {
+        "config.yaml",
+        "plan.json",
+        "metrics.jsonl",
+        "timing.jsonl",
+        "result.json",
+        "model.safetensors",
+        "checkpoints",
+        "projector_config.pbtxt",
+    }
+    assert json.loads((run / "plan.json").read_text())["steps"] == 20
+    steps = [line["step"] for line in lines(run) if "loss" in line]
+    assert steps == list(range(2, 21, 2))
+    assert [(line["step"], line["split"]) for line in lines(run) if "split" in line][:-1] == [
+        (0, "test"),
+        *((step, "validation") for step in (5, 10, 15, 20)),
+    ]
+
+
+def test_the_best_step_by_the_validation_classes_is_reported(finished):
+    run, _ = finished
+    result = json.loads((run / "result.json").read_text())
+    tried = {x["step"]: x["recall@1"] for x in lines(run) if x.get("split") == "validation"}
+    best = max(tried, key=lambda step: (tried[step], -step))
+    assert result["step"] == best
+    assert result["validation_recall@1"] == tried[best]
+    final = lines(run)[-1]
+    assert (final["step"], final["split"]) == (best, "test")
+    assert final["recall@1"] == result["recall@1"]
+    assert result["untrained"]["recall@1"] == lines(run)[0]["recall@1"]
+    assert (result["images"], result["world_size"]) == (best * 48, 1)
+    kept = load_file(run / "checkpoints" / "best" / "model.safetensors")
+    assert all(torch.equal(x, kept[k]) for k, x in load_file(run / "model.safetensors").items())
+
+
+def test_the_reported_recall_is_that_of_the_written_model(finished):
+    """Oracle: the model in the run's folder, on all test images at once."""
+    run, _ = finished
+    model, index = load_trained(run), load_index(ICONS)
+    rows, labels = index.positions("test"), index.labels("test")
+    images, _ = EvalBatches(index, rows, labels, model.spec, len(rows))[0]
+    with torch.no_grad():
+        found = recall_at_k(model(images), torch.from_numpy(labels), [1, 10])
+    result = json.loads((run / "result.json").read_text())
+    assert {1: result["recall@1"], 10: result["recall@10"]} == pytest.approx(found, abs=0.003)
+
+
+def test_tensorboard_reads_every_scalar(finished):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(finished[0])).Reload()
+    tags = found.Tags()
+    assert set(tags["scalars"]) >= {*METRICS.values(), *TIMING.values()}
+    assert set(tags["scalars"]) >= {"validation/recall@1", "test/recall@1", "final/recall@1"}
+    assert set(tags["images"]) == {"validation/nearest", "test/nearest"}
+    assert set(tags["histograms"]) == {
+        "pairs/positive_similarities",
+        "pairs/negative_similarities",
+        "pairs/log10_weights",
+    }
+    assert all(0 <= e.value <= 1 for e in found.Scalars("pairs/anchors_mined"))
+
+
+def test_a_finished_run_is_not_trained_again(finished, tmp_path):
+    run, sets = finished
+    before = {path: path.stat().st_mtime_ns for path in run.iterdir() if path.is_file()}
+    (ended,) = start(
+        TRAIN, 1, *BASE, f"run.dir={run.parent}", *sets, "eval.untrained=true", "run.log_steps=2"
+    )
+    assert ended.returncode == 0
+    assert "is finished already" in ended.stdout
+    assert {path: path.stat().st_mtime_ns for path in before if path.name != "config.yaml"} == {
+        path: t for path, t in before.items() if path.name != "config.yaml"
+    }
+
+
+def test_a_run_killed_in_its_last_evaluation_still_evaluates(finished, tmp_path):
+    run, sets = finished
+    copy = tmp_path / "icons_mini"
+    shutil.copytree(run, copy)
+    result = json.loads((copy / "result.json").read_text())
+    (copy / "result.json").unlink()
+    (copy / "model.safetensors").unlink()
+    train(1, tmp_path, *sets, "eval.untrained=true", "run.log_steps=2")
+    again = json.loads((copy / "result.json").read_text())
+    assert {**again, "seconds": 0} == {**result, "seconds": 0}
+    assert content(copy) == content(run)
+
+
+def test_patience_ends_a_run_that_no_longer_improves(tmp_path):
+    """A rate too small to change anything: the first evaluation stays the best."""
+    sets = [
+        "optim.lr=1e-12",
+        "eval.validation_classes=0.2",
+        "eval.every_steps=2",
+        "eval.patience=3",
+    ]
+    run = train(1, tmp_path, *sets)
+    assert [x["step"] for x in lines(run) if x.get("split") == "validation"] == [2, 4, 6, 8]
+    assert json.loads((run / "result.json").read_text())["step"] == 2
+
+
+# ---- mistakes ---------------------------------------------------------------------------------------
+
+
+def refused(capsys, *sets, config=None):
+    """The one sentence with which main refuses."""
+    argv = list(BASE)
+    if config is not None:
+        argv[1] = str(config)
+    assert main([*argv, *sets]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert err.startswith("dml/train.py: ")
+    assert err.count("dml/train.py") == 1
+    return err
+
+
+@pytest.fixture
+def fresh_accelerate():
+    yield
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+class TestMistakes:
+    def test_a_missing_config(self, capsys, tmp_path):
+        assert "nowhere.yaml: No such file" in refused(capsys, config=tmp_path / "nowhere.yaml")
+
+    def test_an_unknown_key(self, capsys):
+        assert "loss.betta" in refused(capsys, "loss.betta=1")
+
+    def test_shards_that_are_not_there(self, capsys, tmp_path):
+        said = refused(capsys, f"run.dir={tmp_path}", f"data.shards={tmp_path}/none")
+        assert f"{tmp_path}/none is not there: make it with shards/build.py" in said
+
+    def test_weights_that_are_not_there(self, capsys, tmp_path):
+        said = refused(capsys, f"run.dir={tmp_path}", "model.weights=nowhere.pth")
+        assert "nowhere.pth" in said
+
+    def test_weights_of_another_architecture(self, capsys, tmp_path):
+        other = tmp_path / "other.safetensors"
+        save_file({"conv1.weight": torch.zeros(64, 3, 7, 7)}, other)
+        said = refused(capsys, f"run.dir={tmp_path}", f"model.weights={other}")
+        assert "other.safetensors" in said
+        assert "convnet" in said
+
+    def test_more_classes_than_there_are(self, capsys, tmp_path):
+        said = refused(capsys, f"run.dir={tmp_path}", "batch.classes=501")
+        assert "set batch.classes to at most 500" in said
+
+    def test_a_folder_that_cannot_be_written(self, capsys, tmp_path):
+        (tmp_path / "file").write_text("")
+        said = refused(capsys, f"run.dir={tmp_path}/file")
+        assert "cannot be written: Not a directory; set run.dir to a folder that can" in said
+
+    def test_a_folder_of_another_config(self, capsys, finished):
+        run, sets = finished
+        said = refused(capsys, f"run.dir={run.parent}", *sets, "optim.lr=0.5", "data.workers=3")
+        assert "is a run of another config: " in said
+        assert "optim.lr was 0.001 and is 0.5" in said
+        assert "data.workers" not in said
+
+    def test_a_folder_of_other_shards(self, capsys, finished, tmp_path):
+        run, sets = finished
+        shutil.copytree(run, tmp_path / "icons_mini")
+        (tmp_path / "icons_mini" / "result.json").unlink()
+        shards = tmp_path / "shards"
+        shutil.copytree(ICONS, shards)
+        rows = np.load(shards / "index.npy")
+        rows[:2] = rows[[1, 0]]
+        np.save(shards / "index.npy", rows)
+        manifest = json.loads((shards / "manifest.json").read_text())
+        manifest["index"]["sha256"] = sha256((shards / "index.npy").read_bytes()).hexdigest()
+        (shards / "manifest.json").write_text(json.dumps(manifest))
+        same = [*sets, "eval.untrained=true", "run.log_steps=2"]
+        said = refused(capsys, f"run.dir={tmp_path}", *same, f"data.shards={shards}")
+        assert "was trained on other shards" in said
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        (["batch.classes=16", "batch.per_class=4"], "64 images are not divisible by 3 processes"),
+        (["data.shards=/nowhere"], "/nowhere is not there"),
+        (["run.dir=/proc/nowhere"], "cannot be written"),
+        (["model.weights=nowhere.pth"], "nowhere.pth"),
+    ],
+    ids=["batch", "shards", "folder", "weights"],
+)
+def test_all_processes_stop_and_the_first_one_speaks(sets, sentence, tmp_path):
+    ended = start(TRAIN, 3, *BASE, f"run.dir={tmp_path}", *sets, timeout=60)
+    assert [process.returncode for process in ended] == [2, 2, 2]
+    assert sentence in ended[0].stderr
+    assert [process.stderr.count("dml/train.py") for process in ended] == [1, 0, 0]
+    assert "Traceback" not in "".join(process.stderr for process in ended)
+
+
+def test_a_mistake_that_one_process_meets_alone_ends_all(tmp_path):
+    """Shards that are missing on the machine of one process."""
+    shutil.copytree(ICONS, tmp_path / "0" / "shards")
+    (tmp_path / "1").mkdir()
+    machines = [tmp_path / "0", tmp_path / "1"]
+    launched = Launched(2, tmp_path / "runs", "data.shards=shards", machines=machines)
+    assert launched.end(timeout=60) == [2, 2], launched.said
+    assert "shards is not there: make it with shards/build.py" in launched.said
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_ends_all_processes(workers, tmp_path):
+    """One image of the second process's share of some batch."""
+    shutil.copytree(ICONS, tmp_path / "shards")
+    index = load_index(tmp_path / "shards")
+    with open(index.shards[0], "r+b") as tar:
+        for row in index.positions("train")[:700]:
+            tar.seek(index.rows[row]["offset"])
+            tar.write(b"damaged!")
+    sets = [f"data.shards={tmp_path}/shards", f"data.workers={workers}", "eval.untrained=false"]
+    launched = Launched(2, tmp_path, *sets)
+    assert launched.end(timeout=60) == [2, 2], launched.said
+    assert "cannot be decoded" in launched.said
+    assert "Traceback" not in launched.said
+    assert launched.said.count("dml/train.py: ") == 1
+
+
+# ---- divergence -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_stops_and_keeps_its_last_good_checkpoint(tmp_path):
+    """From step 8 on a rate that no network survives."""
+    wild = ["optim.name=sgd", "optim.schedule=step", "optim.milestones=[7]", "optim.gamma=1e38"]
+    launched = Launched(2, tmp_path, *wild)
+    assert launched.end() == [3, 3], launched.said
+    assert "training diverged between step" in launched.said
+    assert "Traceback" not in launched.said
+    last, damaged = read_last(launched.run / "checkpoints")
+    assert damaged == []
+    assert last.step in (7, 8)
+    assert all(x.isfinite().all() for x in last.tensors["model.safetensors"].values())
+
+
+# ---- damaged checkpoints ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_passed_over_and_said_so(undisturbed, tmp_path):
+    expected = undisturbed(2)
+    launched = Launched(2, tmp_path)
+    launched.until(12).rank(0).send_signal(signal.SIGTERM)
+    assert launched.end() == [75, 75]
+    before, last = sorted((launched.run / "checkpoints").glob("step-*"))
+    (last / "model.safetensors").write_bytes((last / "model.safetensors").read_bytes()[:-100])
+    again = Launched(2, tmp_path)
+    assert again.end() == [0, 0], again.said
+    assert f"passed over: {last}: model.safetensors differs from its checksum" in again.said
+    assert f"continuing {again.run} after step {int(before.name[5:])}" in again.said
+    assert content(again.run) == expected

@@ -1,0 +1,81 @@
+"""Small sweeps for the tests, started as a user would."""
+
+import json
+import subprocess
+import sys
+
+import yaml
+from fleet import ROOT, environment
+
+ICONS = ROOT / "shards" / "bundled" / "icons-mini"
+SETTINGS = {
+    "data.shards": str(ICONS),
+    "batch.classes": 16,
+    "model.embedding_size": 32,
+    "optim.lr": 1e-4,
+    "optim.schedule": "cosine",
+    "length.steps": 30,
+    "run.log_steps": 1,
+    "eval.every_steps": None,
+    "eval.untrained": False,
+}
+
+
+class Sweeping:
+    """A sweep with one named point for every run, and its folder."""
+
+    def __init__(self, folder, points, slurm=None, env=None, **settings):
+        folder.mkdir(exist_ok=True)
+        self.folder, self.env = folder, {**environment(), **(env or {})}
+        self.runs = {name: folder / "runs" / "study" / f"{name}-seed0" for name in points}
+        tree = {
+            "base": str(ROOT / "configs" / "icons_mini.yaml"),
+            "set": {**SETTINGS, "run.dir": str(folder / "runs"), **settings},
+            "grid": {"point": points},
+            "slurm": {"minutes": 10, **(slurm or {})},
+        }
+        (folder / "study.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+
+    def start(self, *arguments):
+        return subprocess.Popen(
+            [sys.executable, "launch/slurm.py", "--sweep", self.folder / "study.yaml", *arguments],
+            cwd=ROOT,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def __call__(self, *arguments, code=0):
+        """What launch/slurm.py says."""
+        with self.start(*arguments) as process:
+            said, _ = process.communicate(timeout=240)
+        assert process.returncode == code, said
+        assert "Traceback" not in said, said
+        return said
+
+    def states(self):
+        """By --status: run -> state."""
+        rows = [line.split() for line in self("--status").splitlines()]
+        names = {f"{name}-seed0": name for name in self.runs}
+        return {names[row[0]]: row[1] for row in rows if row and row[0] in names}
+
+    def steps(self, name, file="metrics.jsonl"):
+        """Every training step that a file tells of, in its order."""
+        path = self.runs[name] / file
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        told = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [line["step"] for line in told if "split" not in line]
+
+    def content(self, name):
+        """What must be the same to the bit."""
+        run = self.runs[name]
+        return (run / "model.safetensors").read_bytes(), (run / "metrics.jsonl").read_bytes()
+
+    def losses(self, name):
+        text = (self.runs[name] / "metrics.jsonl").read_text()
+        told = map(json.loads, text.splitlines())
+        return [line["loss"] for line in told if "loss" in line]
+
+    def result(self, name):
+        return json.loads((self.runs[name] / "result.json").read_bytes())
