@@ -225,7 +225,7 @@ for _tag, _pattern in [
     yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _regex, None, _Reader, _Writer)
 
 
-def _parse(text: str) -> Any:
+def parse(text: str) -> Any:
     """The YAML value; ValueError says in one line why not."""
     try:
         return yaml.load(text, _Reader)
@@ -256,7 +256,7 @@ def _read_file(path: Path, chain: tuple[Path, ...], problems: list[Problem]) -> 
         if path.resolve() in chain:
             fix = "remove one of these extends"
             raise ValueError("extends itself, directly or through other files")
-        tree = _parse(path.read_text(encoding="utf-8"))
+        tree = parse(path.read_text(encoding="utf-8"))
         if tree is None:
             raise ValueError("is empty")
         if not isinstance(tree, dict):
@@ -302,7 +302,7 @@ def _read_sets(sets: Iterable[str], problems: list[Problem]) -> _Layer:
             problems.append(Problem(path, value, "unknown section", fix, "--set"))
         else:
             try:
-                sections.setdefault(section, {})[key] = _parse(value)
+                sections.setdefault(section, {})[key] = parse(value)
             except ValueError as error:
                 problems.append(Problem(path, value, str(error), "quote the value", "--set"))
     return _Layer("--set", sections)

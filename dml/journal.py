@@ -182,11 +182,9 @@ class Journal:
             for section, values in config.items()
             for key, value in values.items()
         }
-        final = {f"final/{key}": value for key, value in scores.items()}
-        for summary in hparams(settings, final):  # type: ignore[no-untyped-call]
+        # the table shows the last of these, which is the final evaluation's
+        for summary in hparams(settings, {f"test/{key}": score for key, score in scores.items()}):  # type: ignore[no-untyped-call]
             self.board.file_writer.add_summary(summary)
-        for tag, value in final.items():
-            self.board.add_scalar(tag, value)
 
     def close(self) -> None:
         self.board.close()

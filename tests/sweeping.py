@@ -56,9 +56,9 @@ class Sweeping:
 
     def states(self):
         """By --status: run -> state."""
-        rows = [line.split() for line in self("--status").splitlines()]
-        names = {f"{name}-seed0": name for name in self.runs}
-        return {names[row[0]]: row[1] for row in rows if row and row[0] in names}
+        table, _, _ = self("--status").partition("\n\n")
+        rows = [line.split() for line in table.splitlines()[1:]]
+        return {row[0].removesuffix("-seed0"): row[1] for row in rows}
 
     def steps(self, name, file="metrics.jsonl"):
         """Every training step that a file tells of, in its order."""

@@ -82,7 +82,15 @@ LAYERS = [
     # L3: one update, one evaluation, one save
     ["dml.step", "dml.evaluate", "dml.progress"],
     # L4: programs
-    ["dml.train", "shards.build", "shards.verify", "shards.sheet", "shards.attribution"],
+    [
+        "dml.train",
+        "dml.embed",
+        "dml.search",
+        "shards.build",
+        "shards.verify",
+        "shards.sheet",
+        "shards.attribution",
+    ],
 ]
 RANK = {name: (i, j) for i, layer in enumerate(LAYERS) for j, name in enumerate(layer)}
 TORCH_FREE = {

@@ -40,7 +40,7 @@ def test_tensorboard_finds_what_was_written(tmp_path):
     journal.projector(torch.eye(3), ["a", "b", "c"], torch.zeros(3, 8, 8, 3, dtype=torch.uint8))
     journal.close()
     found = events(tmp_path)
-    for tag in (*METRICS.values(), *TIMING.values(), "test/recall@1", "final/recall@1"):
+    for tag in (*METRICS.values(), *TIMING.values(), "test/recall@1"):
         assert len(found.Scalars(tag)) == 1
     assert found.Scalars("test/map@r")[0].value == 0.125
     histogram = found.Histograms("pairs/positive_similarities")[0].histogram_value

@@ -170,7 +170,7 @@ def test_a_run_that_cannot_be_used_is_explained(tmp_path, photos, capsys, damage
 def test_shards_are_embedded_as_in_evaluation(run, icon_set):
     index, model = load_index(ICONS), load_trained(run)
     here = SimpleNamespace(process_index=0, num_processes=1, device=model.head.weight.device)
-    evaluator = Evaluator(here, index, model.spec, (1,), 256, 0, 2, lambda: None)
+    evaluator = Evaluator(here, index, model.spec, (1,), 256, 0, 2, lambda problem: None)
     expected = evaluator.embed(model, of_test_split(index)).cpu().numpy()
     X = vectors(icon_set)
     assert X.dtype == np.float32

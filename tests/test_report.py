@@ -1,0 +1,263 @@
+"""Oracles: run folders written by hand, with numbers that are easy to average; the tables of the
+paper as tests/test_configs.py has them."""
+
+import csv
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import test_configs
+
+from dml.config import load, to_yaml
+from launch.page import _without
+from launch.paper import beside, read_tables
+from launch.plots import Point, Series, chart
+from launch.records import read_studies
+from launch.report import main
+
+ROOT = Path(__file__).parents[1]
+SOP = ROOT / "configs" / "sop.yaml"
+RESULT = {
+    "recall@1": 0.5,
+    "recall@10": 0.6,
+    "map@r": 0.25,
+    "step": 40,
+    "images": 800,
+    "steps_without_pairs": 0.25,
+    "validation_recall@1": None,
+    "untrained": None,
+    "seed": 0,
+    "seconds": 1800.0,
+    "world_size": 1,
+}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Writes a run's folder into the study `sop_batch_size`; returns the folder of all runs."""
+    root = tmp_path / "runs"
+
+    def write(name, sets=(), result=RESULT, metrics=(), config=SOP, **files):
+        folder = root / "sop_batch_size" / name
+        folder.mkdir(parents=True)
+        found = load(config, [f"run.name={name}", f"run.dir={folder.parent}", *sets])
+        (folder / "config.yaml").write_text(to_yaml(found))
+        if result:
+            (folder / "result.json").write_text(json.dumps(result))
+        lines = "".join(json.dumps(line) + "\n" for line in metrics)
+        (folder / "metrics.jsonl").write_text(lines)
+        for file, content in files.items():
+            (folder / file.replace("_", ".")).write_text(content)
+        return root
+
+    return write
+
+
+@pytest.fixture
+def report(tmp_path):
+    def make(root, *options):
+        assert main([str(root), "--out", str(tmp_path / "out"), *options]) == 0
+        out = tmp_path / "out"
+        html, table = (out / "report.html").read_text(), (out / "report.md").read_text()
+        with (out / "runs.csv").open() as file:
+            return html, table, list(csv.DictReader(file))
+
+    return make
+
+
+def row_of(table: str, label: str) -> dict[str, str]:
+    lines = [[c.strip() for c in x.strip("|").split("|")] for x in table.splitlines() if "|" in x]
+    (row,) = [line for line in lines if line[0] == label]
+    return dict(zip(lines[0], row, strict=True))
+
+
+def test_seeds_are_averaged_beside_the_paper(runs, report):
+    runs("bs20-seed0", ["batch.classes=4"])
+    runs("bs20-seed1", ["batch.classes=4", "run.seed=1"], {**RESULT, "recall@1": 0.6})
+    root = runs("bs1000-seed0", ["batch.classes=200", "run.seed=0"])
+    html, table, lines = report(root)
+    row = row_of(table, "bs20")
+    assert (row["batch.size"], row["n"]) == ("20", "2")
+    assert row["Recall@1"] == "55.00 (50.00 to 60.00)"
+    assert row["Recall@10"] == "60.00"
+    assert row["steps without pairs"] == "25.00"
+    assert row["paper, Recall@1 (Supplement, Table 2)"] == "71.40"
+    assert row_of(table, "bs1000")["paper, Recall@1 (Supplement, Table 2)"] == "78.35"
+    assert "in over 20% of the iterations" in table
+    assert "1.50 hours of training" in table
+    assert [line["run"] for line in lines] == ["bs1000-seed0", "bs20-seed0", "bs20-seed1"]
+    assert (lines[1]["recall@1"], lines[1]["paper recall@1"]) == ("0.5", "0.714")
+    assert "Recall@1 by batch size" in html
+    assert "Share of steps without informative pairs by batch size" in html
+
+
+def test_groups_come_in_the_order_of_the_batch_size(runs, report):
+    for size in (200, 4, 16):
+        root = runs(f"bs{5 * size}-seed0", [f"batch.classes={size}"])
+    _, table, _ = report(root)
+    assert re.findall(r"^\| (bs\d+)", table, re.MULTILINE) == ["bs20", "bs80", "bs1000"]
+
+
+def test_columns_are_what_differs_and_does_not_follow(runs, report):
+    for size, lr in ((4, 1e-5), (8, 1e-5), (8, 2e-5)):
+        runs(
+            f"{size}-{lr}", [f"batch.classes={size}", f"optim.lr={lr}", f"eval.every_steps={size}"]
+        )
+    root = runs("long", ["batch.classes=8", "optim.lr=2e-5", "length.steps=50", "engine.tile=8"])
+    (study,) = read_studies(root)
+    assert study.varying == ("batch.size", "optim.lr", "length.steps", "length.images")
+    assert study.columns == ("batch.size", "optim.lr", "length.steps")
+    assert "With the columns shown also change: length.images." in report(root)[1]
+
+
+def test_what_has_no_result_is_named(runs, report):
+    step = {"step": 30, "loss": 1.0}
+    runs("bs20-seed0", ["batch.classes=4"])
+    runs("bs20-seed1", ["batch.classes=4"], None, [step], plan_json='{"steps": 90}')
+    failed = json.dumps({"reason": "no <shards>", "log": ["line 1", "ShardError: <gone>"]})
+    runs("bs20-seed2", ["batch.classes=4"], None, failed_json=failed)
+    root = runs("bs40-seed0", config_yaml="nonsense: 3\n")
+    (root / "sop_batch_size" / "bs40-seed1").mkdir()
+    (root / "sop_batch_size" / "bs40-seed1" / "failed.json").write_text('{"reason": "bad config"}')
+    html, table, lines = report(root, "--sweep", str(ROOT / "configs/sweeps/sop_batch_size.yaml"))
+    assert "- bs20-seed1: unfinished, last seen at step 30 of 90\n" in table
+    assert "- bs20-seed2: failed, no <shards>; last seen at step 0\n" in table
+    assert "- bs40-seed0: failed, config.yaml: nonsense" in table
+    assert "- bs40-seed1: failed, bad config\n" in table
+    assert "- bs640-seed2: never started\n" in table
+    assert "1 finished, 1 unfinished, 3 failed, 16 never started." in table
+    assert row_of(table, "bs20")["n"] == "1 of 3"
+    assert "ShardError: &lt;gone&gt;" in html
+    assert len(lines) == 21
+    assert {line["state"] for line in lines if line["run"] == "bs640-seed2"} == {"never started"}
+
+
+def test_a_failure_that_was_made_good_is_none(runs, report):
+    root = runs("bs20-seed0", failed_json='{"reason": "bad"}')
+    assert "bad" not in report(root)[1]
+
+
+def test_curves_are_means_over_seeds_against_images_and_steps(runs, report):
+    def seen(recall):
+        on_the_way = [{"step": t, "split": "test", "recall@1": t * recall} for t in (10, 20)]
+        return [{"step": 10, "images": 200, "loss": 1.0}, *on_the_way]
+
+    runs("bs20-seed0", ["batch.classes=4"], metrics=[*seen(0.01), {"step": 30, "split": "test"}])
+    root = runs("bs20-seed1", ["batch.classes=4"], metrics=seen(0.03))
+    half_a_line = root / "sop_batch_size" / "bs20-seed1" / "metrics.jsonl"
+    half_a_line.write_text(half_a_line.read_text() + '{"step": 4')
+    html, _, _ = report(root)
+    assert "against images seen" in html
+    assert "against steps" in html
+    tips = re.findall(r"<title>(bs20, step .*?)</title>", html)
+    assert tips == 2 * ["bs20, step 10, 200 images: 20%", "bs20, step 20, 400 images: 40%"]
+
+
+def test_another_dataset_shows_the_shape_and_says_so(runs, report):
+    for size in (4, 8):
+        sets = [f"batch.classes={size}"]
+        root = runs(f"bs{5 * size}-seed0", sets, config=ROOT / "configs" / "icons.yaml")
+    html, table, lines = report(root)
+    row = row_of(table, "bs20")
+    assert row["paper on sop, Recall@1 (Supplement, Table 2)"] == "71.40"
+    assert row["paper on cub200, Recall@1 (Supplement, Table 1)"] == "64.75"
+    assert "other datasets (cub200, sop): a shape to compare, not a score" in table
+    assert "The paper&#x27;s Recall@1 by batch size, of other datasets" in html
+    assert {line["paper recall@1"] for line in lines} == {""}
+
+
+def test_the_ablation_beside_table_2(runs, report):
+    for row in test_configs.ABLATION:
+        root = runs(f"{row}-seed0", config=ROOT / "configs" / f"cars196_ablation_{row}.yaml")
+    _, table, _ = report(root)
+    for row, (_, _, recall) in test_configs.ABLATION.items():
+        found = row_of(table, row)["paper, Recall@1/2/4/8 (Table 2)"]
+        assert found.startswith(f"{recall}/")
+
+
+@pytest.mark.parametrize(("name", "recall"), test_configs.BASES.items())
+def test_a_single_run_stands_beside_the_table_of_its_dataset(runs, report, name, recall):
+    root = runs("one", config=ROOT / "configs" / f"{name}.yaml")
+    row = row_of(report(root)[1], "one")
+    assert any("paper" in key and value.startswith(f"{recall}/") for key, value in row.items())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "sizes"), [("sop", test_configs.SOP), ("cub200", test_configs.CUB)]
+)
+def test_the_supplement_is_that_of_the_configs(dataset, sizes):
+    (table,) = [t for t in read_tables() if (t.dataset, t.by) == (dataset, "batch.size")]
+    found = {row.where["batch.size"]: f"{row.recall['recall@1']:.2f}" for row in table.rows}
+    assert found == sizes
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").glob("*_[bd]*.yaml")), ids=lambda p: p.stem
+)
+def test_the_scores_in_the_headers_of_the_configs_are_those_of_the_tables(path, runs):
+    """A config's header and the table that its settings find say the same."""
+    (study,) = read_studies(runs("one", config=path))
+    header = path.read_text().splitlines()[1]
+    scores = {
+        f"{t.of(study.groups[0].settings).recall['recall@1']}" for t in beside(study, read_tables())
+    }
+    for score in re.findall(r"Recall@1 (\d+\.\d\d?)", header):
+        assert str(float(score)) in scores
+
+
+def test_the_same_runs_give_the_same_page_that_needs_nothing_else(runs, report):
+    runs("bs20-seed0", ["batch.classes=4"])
+    root = runs("bs40-seed0", ["batch.classes=8"])
+    html, *_ = first = report(root)
+    assert report(root) == first
+    assert "http" not in html
+    assert "<script" not in html
+    for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        ET.fromstring(svg)
+
+
+def test_a_chart_of_one_value_or_of_none():
+    assert chart("t", "x", []) == ""
+    for y in (0.0, 0.5):
+        svg = chart("a < b", "x", [Series("s", (Point(20, y, y, y, "tip"),))], log_x=True)
+        assert "a &lt; b" in svg
+        assert "nan" not in svg
+
+
+@pytest.mark.parametrize(
+    ("label", "x", "left"),
+    [
+        ("bs320-scaled-equal_images", 320, "scaled-equal_images"),
+        ("bs20-equal_images", 20, "equal_images"),
+        ("dim64", 64, "ours"),
+        ("bs3200-x", 320, "bs3200-x"),
+    ],
+)
+def test_what_is_left_of_a_label(label, x, left):
+    assert _without(label, x) == left
+
+
+@pytest.mark.parametrize(("made", "sentence"), [(False, "is not a folder"), (True, "has no runs")])
+def test_nothing_to_report(tmp_path, capsys, made, sentence):
+    root = tmp_path / "runs"
+    if made:
+        root.mkdir()
+    assert main([str(root), "--out", str(tmp_path / "out")]) == 2
+    out, err = capsys.readouterr()
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert not out
+    assert not (tmp_path / "out").exists()
+
+
+def test_nowhere_to_write(runs, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main([str(runs("one")), "--out", str(tmp_path / "file")]) == 2
+    assert "cannot be written: File exists" in capsys.readouterr().err
+
+
+def test_a_bad_sweep(runs, capsys):
+    assert main([str(runs("one")), "--out", "unused", "--sweep", "/absent.yaml"]) == 2
+    assert "/absent.yaml: No such file" in capsys.readouterr().err
