@@ -41,6 +41,7 @@ class Plan:
     steps_per_epoch: int | None
     loss_bytes_sent: int
     loss_memory: int
+    loss_flops: int
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,6 +61,7 @@ class Plan:
             "sent for the loss": f"{_size(self.loss_bytes_sent)} per process and step"
             " (the reduction of the model's gradient is not included)",
             "memory of the loss": f"{_size(self.loss_memory)} per process",
+            "work of the loss": f"{self.loss_flops / 1e9:,.3g} GFLOP per process and step",
         }
         width = max(map(len, rows))
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
@@ -126,19 +128,29 @@ def plan(
         images=steps * m,
         epochs=steps * m / images if images else None,
         steps_per_epoch=math.ceil(images / m) if images else None,
-        loss_bytes_sent=_loss_bytes_sent(processes, b, config.model.embedding_size),
-        loss_memory=_loss_memory(m, b, config.model.embedding_size, config.engine.tile),
+        loss_bytes_sent=loss_bytes_sent(m, config.model.embedding_size, processes),
+        loss_memory=loss_memory(m, config.model.embedding_size, processes, config.engine.tile),
+        loss_flops=loss_flops(m, config.model.embedding_size, processes),
     )
 
 
-def _loss_bytes_sent(processes: int, b: int, d: int) -> int:
+# What the loss costs each process and step (docs/scale.md; measured by benchmarks/scale.py).
+
+
+def loss_bytes_sent(m: int, d: int, processes: int) -> int:
     """Two ring all-gathers: embeddings with labels, then row statistics. Backward sends nothing."""
     row = FP32 * d + LABEL + FP32 * ROW_STATISTICS
-    return (processes - 1) * (b * row + LOSS_SHARE)
+    return (processes - 1) * (m // processes * row + LOSS_SHARE)
 
 
-def _loss_memory(m: int, b: int, d: int, tile: int) -> int:
+def loss_flops(m: int, d: int, processes: int) -> int:
+    """Three products of b x m x d: S in each of the two sweeps, and G X."""
+    return 3 * 2 * (m // processes) * m * d
+
+
+def loss_memory(m: int, d: int, processes: int, tile: int) -> int:
     """For classes of a few images; the triplet loss keeps all positives, m x per_class, besides."""
+    b = m // processes
     # Gathered embeddings twice: in batch order, and grouped by class to find positives by index.
     gathered = 2 * m * d + ROW_STATISTICS * m
     gradient = 3 * b * d  # grouped, in batch order, and scaled for the model

@@ -47,6 +47,8 @@ def test_sop_with_a_batch_of_1000_on_8_processes() -> None:
         + 3 * 125 * 2048
         + 4 * 125 * 1000
         + 12 * 4 * 125 * 512,
+        # three products of 125 x 1000 x 512, a multiplication and an addition each
+        loss_flops=3 * 2 * 125 * 1000 * 512,
     )
 
 
@@ -236,6 +238,7 @@ def test_table() -> None:
             " (the reduction of the model's gradient is not included)"
         ),
         "memory of the loss         8.1 MiB per process",
+        "work of the loss           0.384 GFLOP per process and step",
     ]
 
 
