@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: help setup test lint types check demo bench clean
+.PHONY: help setup test lint types check demo bench slurm test-slurm clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,15 @@ $(STAMP): pyproject.toml constraints.txt
 
 test: $(STAMP) ## all tests
 	$(BIN)/python -m pytest -q
+
+# apt packages, so only as root; without them the tests of the cluster are skipped, in CI they fail
+slurm: ## install Slurm for the tests (Debian, as root)
+	@command -v slurmctld slurmd sbatch munged >/dev/null || { \
+		apt-get update -q && apt-get install -y --no-install-recommends \
+		slurmctld slurmd slurm-client munge; }
+
+test-slurm: $(STAMP) slurm ## sweeps on a real Slurm of two nodes (as root)
+	$(BIN)/python -m pytest -q tests/cluster
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@
             model.safetensors
             optimizer.safetensors
             state.json              progress; checksums of the files above, and of itself
-        best/                       model.safetensors and state.json of the best validation
+        best-00000300/              model.safetensors and state.json of the best validation
         .writing/                   not finished: never read, overwritten by the next
 
 A checkpoint is written aside, synced to disk, and renamed; only then an older one is removed. Which
@@ -31,7 +31,7 @@ from torch import Tensor
 from dml.precision import NotFiniteError
 
 FORMAT, VERSION = "dml-checkpoint", 1
-STATE, ASIDE, BEST = "state.json", ".writing", "best"
+STATE, ASIDE = "state.json", ".writing"
 KEPT = 2
 Tensors = Mapping[str, Tensor]
 
@@ -47,10 +47,6 @@ class Checkpoint:
     folder: Path
     state: Mapping[str, Any]
     tensors: Mapping[str, dict[str, Tensor]]  # file -> name -> tensor
-
-    @property
-    def step(self) -> int:
-        return int(self.state["step"])
 
 
 def write(root: Path, name: str, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> Path:
@@ -73,7 +69,7 @@ def write(root: Path, name: str, state: Mapping[str, Any], tensors: Mapping[str,
         whole = {**head, "sha256": digest(head)}
         write_synced(aside / STATE, json.dumps(whole, indent=1).encode())
         sync(aside)
-        if final.exists():  # only `best`, which can be made again from the steps before it
+        if final.exists():  # of an attempt that was given up; no checkpoint refers to it
             shutil.rmtree(final)
         aside.rename(final)
         sync(root)
@@ -86,36 +82,48 @@ def write(root: Path, name: str, state: Mapping[str, Any], tensors: Mapping[str,
 
 
 def write_step(root: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> None:
-    """Write the checkpoint of state["step"], then remove all but the last KEPT."""
-    name = f"step-{state['step']:08d}"
-    if (root / name).exists():  # damaged, or it would have been continued from
-        shutil.rmtree(root / name)
-    write(root, name, state, tensors)
-    steps = claimed_steps(root)
-    kept = sorted(step for step in steps.values() if step < math.inf)[-KEPT:]
-    for folder, step in steps.items():
-        if step not in kept:
+    """Write the checkpoint of state["step"], then remove what it and the one before do not need.
+
+    state["best"]: the step whose best-* it refers to, or None.
+    """
+    write(root, f"step-{state['step']:08d}", state, tensors)
+    found = states(root)
+    before = {folder: s for folder, s in found.items() if s and s["step"] <= state["step"]}
+    kept = sorted(before, key=lambda folder: before[folder]["step"])[-KEPT:]
+    needed = {best_name(before[folder]["best"]) for folder in kept}
+    for folder in (*found, *root.glob("best-*")):
+        if folder not in kept and folder.name not in needed:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def claimed_steps(root: Path) -> dict[Path, float]:
-    """The folders that look like checkpoints of a step, and of which, by their own word; infinity
-    for one that cannot tell."""
-    steps: dict[Path, float] = {}
+def best_name(step: int | None) -> str:
+    return "" if step is None else f"best-{step:08d}"
+
+
+def states(root: Path) -> dict[Path, dict[str, Any] | None]:
+    """The folders that look like checkpoints of a step, and what they say of themselves; None for
+    one that says nothing sensible."""
+    found: dict[Path, dict[str, Any] | None] = {}
     for path in root.glob(f"[!.]*/{STATE}"):
-        if path.parent.name != BEST:
+        if not path.parent.name.startswith("best-"):
             try:
-                steps[path.parent] = int(json.loads(path.read_bytes())["state"]["step"])
+                state = json.loads(path.read_bytes())["state"]
+                found[path.parent] = {"step": int(state["step"]), "best": state["best"]}
             except (OSError, ValueError, KeyError, TypeError):
-                steps[path.parent] = math.inf
-    return steps
+                found[path.parent] = None
+    return found
 
 
 def read_last(root: Path) -> tuple[Checkpoint | None, list[str]]:
     """The last whole checkpoint of a step, and a sentence for every later one that is damaged."""
     damaged: list[str] = []
-    steps = claimed_steps(root)
-    for folder in sorted(steps, key=lambda folder: steps[folder], reverse=True):
+    found = states(root)
+
+    def step(folder: Path) -> float:
+        state = found[folder]
+        return math.inf if state is None else state["step"]
+
+    for folder in sorted(found, key=step, reverse=True):
         try:
             return read(folder), damaged
         except CheckpointError as error:

@@ -38,6 +38,7 @@ INCREASING = Rule(
     "positive and strictly increasing", lambda ks: all(a < b for a, b in pairwise((0, *ks)))
 )
 KS = Rule(f"not empty, {INCREASING.text}", lambda ks: bool(ks) and INCREASING.holds(ks))
+SEED = Rule("at least 0, below 2^63", lambda x: 0 <= x < 2**63)
 SHARE = Rule("at least 0 and below 1", lambda x: 0 <= x < 1)
 FOLDER_NAME = Rule(
     "printable, without a slash, not empty, not starting with a dot",
@@ -61,7 +62,7 @@ class Run:
 
     name: str = field(metadata=must(FOLDER_NAME, "my_run"))
     dir: str = field(default="runs", metadata=must(NOT_EMPTY))
-    seed: int = field(default=0, metadata=must(at_least(0)))
+    seed: int = field(default=0, metadata=must(SEED))
     log_steps: int = field(default=10, metadata=must(at_least(1)))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import math
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -266,7 +267,15 @@ def loader(
         prefetch_factor=prefetch if workers else None,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # or every iteration would take a number from torch's own
+        worker_init_fn=ignore_signals,
     )
+
+
+def ignore_signals(worker: int) -> None:
+    """A scheduler signals all processes of a job. The training process decides what to do about it,
+    and ends its workers itself."""
+    for s in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(s, signal.SIG_IGN)
 
 
 def attempts(

@@ -41,15 +41,17 @@ def bare(accelerator: Accelerator, model: Any) -> nn.Module:
 
 
 def read_weights(accelerator: Accelerator, model: nn.Module) -> Named:
-    """The state_dict of the model; under ZeRO-3 the first process alone gets it."""
+    """The state_dict of the model, for the first process."""
     if zero_stage(accelerator) < 3:
         return dict(bare(accelerator, model).state_dict())
     from deepspeed.runtime.zero import GatheredParameters
 
-    with GatheredParameters(list(model.parameters())):
-        if not accelerator.is_main_process:
-            return {}
-        return {k: x.clone() for k, x in bare(accelerator, model).state_dict().items()}
+    weights: Named = dict(bare(accelerator, model).named_buffers())
+    for name, p in bare(accelerator, model).named_parameters():
+        with GatheredParameters([p]):  # one at a time: the whole model may not fit
+            if accelerator.is_main_process:
+                weights[name] = p.detach().cpu().clone()
+    return weights
 
 
 def write_weights(accelerator: Accelerator, model: nn.Module, weights: Named) -> None:
@@ -80,18 +82,27 @@ def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 def read_slots(accelerator: Accelerator, model: nn.Module, optimizer: Optimizer) -> Named:
-    """NAME/slot -> tensor, after the first step. Under ZeRO all processes must call it."""
-    stage = zero_stage(accelerator)
-    if stage:
-        from deepspeed.utils import safe_get_full_optimizer_state as whole
-    if stage in (1, 2):
+    """NAME/slot -> tensor, after the first step, for the first process."""
+    if zero_stage(accelerator) in (1, 2):
         link(optimizer)
-    state = innermost(optimizer).state
-    return {
-        f"{name}/{slot}": (whole(p, slot) if stage else state[p][slot]).reshape(shape_of(p)).cpu()
-        for name, p in bare(accelerator, model).named_parameters()
-        for slot in slot_names(optimizer)
-    }
+    slots = {}
+    for name, p in bare(accelerator, model).named_parameters():
+        for slot in slot_names(optimizer):
+            whole = read_slot(accelerator, innermost(optimizer).state[p], p, slot)
+            if accelerator.is_main_process:
+                slots[f"{name}/{slot}"] = whole.reshape(shape_of(p)).cpu()
+    return slots
+
+
+def read_slot(accelerator: Accelerator, state: Any, p: nn.Parameter, slot: str) -> Tensor:
+    if zero_stage(accelerator) == 0:
+        # a parameter that never had a gradient has none
+        value: Tensor = state.get(slot, torch.zeros_like(p))
+        return value
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    value = safe_get_full_optimizer_state(p, slot)
+    return value
 
 
 def write_slots(

@@ -29,7 +29,6 @@ THUMBNAIL = 32
 class Subset:
     """Images to search with, and those to search in (None: each other)."""
 
-    name: str
     rows: Rows
     labels: Rows
     gallery: Subset | None = None
@@ -38,18 +37,19 @@ class Subset:
 def of_test_split(index: Index) -> Subset:
     """The test classes; In-Shop searches a gallery with queries."""
     if "query" not in index.splits:
-        return Subset("test", index.positions("test"), index.labels("test"))
-    gallery = Subset("gallery", index.positions("gallery"), index.labels("gallery"))
-    return Subset("test", index.positions("query"), index.labels("query"), gallery)
+        return Subset(index.positions("test"), index.labels("test"))
+    gallery = Subset(index.positions("gallery"), index.labels("gallery"))
+    return Subset(index.positions("query"), index.labels("query"), gallery)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """scores: recall@1 and so on, as fractions. embeddings: of the queries, in their order."""
+    """scores: recall@1 and so on, as fractions. embeddings: of the queries, in their order. The
+    first process alone has a picture."""
 
     scores: dict[str, float]
     embeddings: Tensor
-    picture: Image.Image
+    picture: Image.Image | None
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Evaluator:
     pause: Callable[[ShardError | None], object]
 
     def __call__(self, model: nn.Module, subset: Subset) -> Evaluation:
-        """All processes must call it. They get the same."""
+        """All processes must call it. They get the same scores."""
         X = self.embed(model, subset)
         y = torch.from_numpy(subset.labels).to(X.device)
         rank, size = self.accelerator.process_index, self.accelerator.num_processes
@@ -84,7 +84,8 @@ class Evaluator:
             gather_shares(found.precision, len(y)),
             gather_shares(found.average_precision, len(y)),
         )
-        return Evaluation(every.summary(self.ks), X, self.picture(X, subset, G, others))
+        picture = self.picture(X, subset, G, others) if rank == 0 else None
+        return Evaluation(every.summary(self.ks), X, picture)
 
     @torch.no_grad()
     def embed(self, model: nn.Module, subset: Subset) -> Tensor:

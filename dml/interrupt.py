@@ -24,8 +24,7 @@ class Interrupted(Exception):
 class Interrupt:
     """As a context: SIGNALS are noted instead of ending the process. A second Ctrl-C does end it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self.received: str | None = None
         self.before: dict[signal.Signals, Any] = {}
 
@@ -46,12 +45,12 @@ class Interrupt:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def agree(self, wish: int = CONTINUE) -> int:
+    def agree(self, device: torch.device, wish: int = CONTINUE) -> int:
         """The largest wish of all processes, where a signal is the wish to LEAVE. They all call it at
         the same time and get the same answer."""
         wish = max(wish, LEAVE if self.received else CONTINUE)
         if not (dist.is_available() and dist.is_initialized()):
             return wish
-        most = torch.tensor(wish, device=self.device)
+        most = torch.tensor(wish, device=device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return int(most)

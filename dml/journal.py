@@ -1,7 +1,7 @@
 """What a run writes down: TensorBoard, and two files of a JSON object a line.
 
-    runs/NAME/metrics.jsonl     what was learned: a function of the config alone, the same to the bit
-                                for an interrupted run and one that went through
+    runs/NAME/metrics.jsonl     what was learned: a function of the config, the same for an
+                                interrupted run and one that went through
     runs/NAME/timing.jsonl      what it took: seconds, bytes, memory
     runs/NAME/events.out.*      both, with histograms and pictures, for TensorBoard
 
@@ -27,6 +27,7 @@ from PIL import Image
 from torch import Tensor
 
 from dml.gpw.pairs import Histogram, PairReport
+from dml.runs import RunError
 
 # metric -> its name in TensorBoard
 METRICS = {
@@ -90,11 +91,13 @@ def memory_bytes(device: torch.device) -> int:
 
 
 class Lines:
-    """A file of JSON lines, cut back to what a checkpoint knew of it."""
+    """A file of JSON lines, cut back to `size`: what a checkpoint knew of it; None: all of it."""
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path, size: int | None) -> None:
         self.file = path.open("ab")
-        self.file.truncate(min(size, self.file.tell()))
+        there = self.file.tell()
+        self.lost = max(0, (size or 0) - there)
+        self.file.truncate(there if size is None else min(size, there))
         self.file.seek(0, os.SEEK_END)
 
     def write(self, line: Mapping[str, object]) -> None:
@@ -109,35 +112,60 @@ class Lines:
 
 
 class Journal:
-    """Of one process. `size` and `step`: what metrics.jsonl held when the checkpoint was written, and
-    of which step it was."""
+    """Of the first process. step and size: of which step the run's checkpoint is, and how long
+    metrics.jsonl was then.
+
+    What cannot be written (a full disk) does not raise: it becomes the `problem`, about which the
+    processes can do something together.
+    """
 
     def __init__(self, folder: Path, step: int = 0, size: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow, and only for one process
 
-        self.metrics = Lines(folder / "metrics.jsonl", size)
-        self.timing = Lines(folder / "timing.jsonl", sys.maxsize)
-        self.board: Any = SummaryWriter(
-            str(folder), purge_step=step + 1 if step else None, flush_secs=30
-        )
+        self.folder = folder
+        self.problem: RunError | None = None
+        with self.noting():
+            self.metrics = Lines(folder / "metrics.jsonl", size)
+            self.timing = Lines(folder / "timing.jsonl", None)
+            # events after the checkpoint are hidden
+            purge = step + 1 if step else 0
+            self.board: Any = SummaryWriter(str(folder), purge_step=purge, flush_secs=30)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.problem = RunError(
+                f"the journal in {self.folder} cannot be written: {error.strerror}; make room, and "
+                "continue with the same command"
+            )
 
     def training(
         self, step: int, metrics: Mapping[str, float | None], timing: Mapping[str, float]
     ) -> None:
-        self.metrics.write({"step": step, **metrics})
-        self.timing.write({"step": step, "time": round(time.time(), 3), **timing})
-        for names, values in ((METRICS, metrics), (TIMING, timing)):
-            for key, value in values.items():
-                if value is not None:
-                    self.board.add_scalar(names[key], value, step)
+        with self.noting():
+            self.metrics.write({"step": step, **metrics})
+            self.timing.write({"step": step, "time": round(time.time(), 3), **timing})
+            for names, values in ((METRICS, metrics), (TIMING, timing)):
+                for key, value in values.items():
+                    if value is not None:
+                        self.board.add_scalar(names[key], value, step)
+
+    def size(self) -> int:
+        """How long metrics.jsonl is, once it is all on disk."""
+        with self.noting():
+            return self.metrics.synced()
+        return 0
 
     def pairs(self, step: int, report: PairReport) -> None:
-        for name, histogram in (
-            ("positive_similarities", report.positive_similarities),
-            ("negative_similarities", report.negative_similarities),
-            ("log10_weights", report.weights),
-        ):
-            self.histogram(f"pairs/{name}", histogram, step)
+        with self.noting():
+            for name, histogram in (
+                ("positive_similarities", report.positive_similarities),
+                ("negative_similarities", report.negative_similarities),
+                ("log10_weights", report.weights),
+            ):
+                self.histogram(f"pairs/{name}", histogram, step)
 
     def histogram(self, tag: str, h: Histogram, step: int) -> None:
         counts = h.counts.cpu().numpy()
@@ -160,16 +188,18 @@ class Journal:
     def evaluation(
         self, step: int, split: str, scores: Mapping[str, float], picture: Image.Image
     ) -> None:
-        self.metrics.write({"step": step, "split": split, **scores})
-        for key, value in scores.items():
-            self.board.add_scalar(f"{split}/{key}", value, step)
-        self.board.add_image(f"{split}/nearest", np.asarray(picture), step, dataformats="HWC")
-        self.board.flush()
+        with self.noting():
+            self.metrics.write({"step": step, "split": split, **scores})
+            for key, value in scores.items():
+                self.board.add_scalar(f"{split}/{key}", value, step)
+            self.board.add_image(f"{split}/nearest", np.asarray(picture), step, dataformats="HWC")
+            self.board.flush()
 
     def projector(self, embeddings: Tensor, names: list[str], thumbnails: Tensor) -> None:
         """thumbnails: n x h x w x 3, uint8."""
         images = thumbnails.permute(0, 3, 1, 2).float() / 255
-        self.board.add_embedding(embeddings.float(), metadata=names, label_img=images)
+        with self.noting():
+            self.board.add_embedding(embeddings.float(), metadata=names, label_img=images)
 
     def hparams(
         self, config: Mapping[str, Mapping[str, object]], scores: Mapping[str, float]
@@ -187,6 +217,7 @@ class Journal:
             self.board.file_writer.add_summary(summary)
 
     def close(self) -> None:
-        self.board.close()
-        self.metrics.file.close()
-        self.timing.file.close()
+        with self.noting():
+            self.board.close()
+            self.metrics.file.close()
+            self.timing.file.close()

@@ -107,12 +107,24 @@ def make_accelerator(precision: str = "fp32", timeout_minutes: float = 10) -> Ac
             "dtype": "bfloat16",
         }
     if on_cpu:
-        # Launchers set one thread a process; share the cores instead.
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", launched))
-        linux = sys.platform == "linux"  # where a job may have only some of the cores
-        cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // local))
+        torch.set_num_threads(own_cores(int(os.environ.get("LOCAL_WORLD_SIZE", launched))))
     return accelerator
+
+
+def leave_group() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def own_cores(local: int) -> int:
+    """How many cores each of `local` processes on this machine has for itself. (Launchers give it
+    one thread.)"""
+    slurm = os.environ.get("SLURM_CPUS_PER_TASK")  # one task a process
+    if slurm:
+        return int(slurm)
+    linux = sys.platform == "linux"  # where a job may have only some of the cores
+    cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
+    return max(1, cores // local)
 
 
 def settle_buckets(model: nn.Module, images: Tensor) -> None:

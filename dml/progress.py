@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dml import checkpoint
@@ -48,19 +48,16 @@ class Progress:
 def last_checkpoint(
     accelerator: Accelerator, root: Path, shards: str
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The last whole checkpoint, on every process the one that the first has chosen, and a sentence
-    for every later one that is damaged. shards: the checksum of what the run trains on."""
+    """The last whole checkpoint, and a sentence for every later one that is damaged. Only the first
+    process looks: the others need not see its folder. shards: the checksum of what is trained on."""
     last, damaged = checkpoint.read_last(root) if accelerator.is_main_process else (None, [])
-    name = from_first(accelerator, last.folder.name if last else None)
-    with together(accelerator, RunError, CheckpointError):
-        if name is not None:
-            last = last or checkpoint.read(root / name)
-            if last.state["shards"] != shards:
-                raise RunError(
-                    f"{root.parent} was trained on other shards; set data.shards to those it began "
-                    "with, or run.name to another name"
-                )
-    return last, damaged
+    with together(accelerator, RunError):
+        if last is not None and last.state["shards"] != shards:
+            raise RunError(
+                f"{root.parent} was trained on other shards; set data.shards to those it began "
+                "with, or run.name to another name"
+            )
+    return from_first(accelerator, last), damaged
 
 
 class Keeper:
@@ -98,12 +95,21 @@ class Keeper:
         weights = read_weights(self.accelerator, self.model)
         with together(self.accelerator, CheckpointError, NotFiniteError):
             if self.accelerator.is_main_process:
-                checkpoint.write(self.root, checkpoint.BEST, self.state(progress), {MODEL: weights})
+                name = checkpoint.best_name(progress.step)
+                checkpoint.write(self.root, name, self.state(progress), {MODEL: weights})
 
-    def best(self) -> dict[str, Any]:
-        """The weights that `save_best` has kept."""
+    def best(self, step: int) -> dict[str, Tensor]:
+        """The weights that `save_best` has kept of a step."""
+        weights: dict[str, Tensor] = {}
         with together(self.accelerator, CheckpointError):
-            return checkpoint.read(self.root / checkpoint.BEST).tensors[MODEL]
+            if self.accelerator.is_main_process:
+                weights = checkpoint.read(self.root / checkpoint.best_name(step)).tensors[MODEL]
+        return from_first(self.accelerator, weights)
 
     def state(self, progress: Progress) -> dict[str, Any]:
-        return {"step": progress.step, "progress": asdict(progress), "shards": self.shards}
+        return {
+            "step": progress.step,
+            "best": progress.best_step,
+            "shards": self.shards,
+            "progress": asdict(progress),
+        }

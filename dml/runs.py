@@ -12,11 +12,13 @@ runs/NAME/
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from PIL import Image
 from safetensors.torch import save
@@ -71,6 +73,23 @@ def open_folder(config: Config) -> Path:
     return folder
 
 
+def hold(folder: Path) -> IO[str]:
+    """The folder for this process alone, until the file is closed or the process ends."""
+    try:
+        file = (folder / ".lock").open("w")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(
+            f"another process is training in {folder}; wait for it or end it, or set another "
+            "run.name"
+        ) from None
+    except OSError as error:
+        # some cluster file systems have no locks; to train without is better than not to train
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise RunError(f"{folder}/.lock cannot be locked: {error.strerror}") from None
+    return file
+
+
 def refuse_another(folder: Path, before: Config, config: Config) -> None:
     was, now = flat(before), flat(config)
     changed = [
@@ -86,7 +105,10 @@ def refuse_another(folder: Path, before: Config, config: Config) -> None:
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
-    write_whole(folder / "plan.json", as_json(plan.to_dict()))
+    try:
+        write_whole(folder / "plan.json", as_json(plan.to_dict()))
+    except OSError as error:
+        raise RunError(f"{folder}/plan.json cannot be written: {error.strerror}") from None
 
 
 def write_result(
@@ -111,10 +133,5 @@ def as_json(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, indent=1).encode() + b"\n"
 
 
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """The scores of a finished run."""
-    try:
-        result: dict[str, Any] = json.loads((folder / "result.json").read_bytes())
-    except FileNotFoundError:
-        return None
-    return result
+def is_finished(folder: Path) -> bool:
+    return (folder / "result.json").exists()

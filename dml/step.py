@@ -34,10 +34,12 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Update:
-    """gradient_norm: None where DeepSpeed does not know it (stage 0)."""
+    """gradient_norm: None where DeepSpeed does not know it (stage 0). embeddings: of this process's
+    images, before the step."""
 
     loss: float
     gradient_norm: float | None
+    embeddings: Tensor
 
 
 def update(
@@ -56,7 +58,7 @@ def update(
     all at once. NotFiniteError: the loss or the gradient is NaN or infinite.
     """
     clock = clock or Clock(images.device)
-    loss = backward(accelerator, model, loss_fn, images, labels, micro_batch, clock)
+    loss, X = backward(accelerator, model, loss_fn, images, labels, micro_batch, clock)
     with clock("optimizer"):
         value, norm = loss.item(), gradient_norm(accelerator, model)
         if not math.isfinite(value) or not math.isfinite(norm or 0):
@@ -64,7 +66,7 @@ def update(
         optimizer.step()  # under DeepSpeed these two do nothing: backward has stepped already
         optimizer.zero_grad()
     clock.steps += 1
-    return Update(value, norm)
+    return Update(value, norm, X)
 
 
 def gradient_norm(accelerator: Accelerator, model: nn.Module) -> float | None:
@@ -83,8 +85,9 @@ def backward(
     labels: Tensor,
     micro_batch: int | None = None,
     clock: Clock | None = None,
-) -> Tensor:
-    """Add the gradient of the global loss to the parameters; returns the loss, detached."""
+) -> tuple[Tensor, Tensor]:
+    """Add the gradient of the global loss to the parameters; returns the loss and this process's
+    embeddings, detached."""
     clock = clock or Clock(images.device)
     if micro_batch is None or micro_batch >= len(images):
         with clock("forward"):
@@ -93,7 +96,7 @@ def backward(
             loss = loss_fn(X, labels)
         with clock("backward"):
             accelerator.backward(loss)
-        return loss.detach()
+        return loss.detach(), X.detach()
 
     parts = torch.split(images, micro_batch)
     random, embedded = [], []
@@ -112,7 +115,7 @@ def backward(
 
     with clock("backward"):  # with the second forward in it
         backward_all(accelerator, model, surrogate, len(parts))
-    return loss.detach()
+    return loss.detach(), X.detach()
 
 
 def backward_all(

@@ -3,8 +3,8 @@
     accelerate launch dml/train.py --config configs/sop_bs1000.yaml
     accelerate launch --multi_gpu --num_processes 8 dml/train.py --config ... --set loss.beta=40
 
-The same command again continues a run that was interrupted, to the bit, with any number of
-processes. Exit codes: 0 finished, 2 a mistake in what was asked for, 3 diverged, 75 interrupted by a
+The same command again continues a run that was interrupted; the number of processes may change.
+Exit codes: 0 finished, 2 a mistake in what was asked for, 3 diverged, 75 interrupted by a
 signal and ready to be continued.
 """
 
@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ from dml.plan import built_sizes, plan
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from torch import Tensor
+
+    from dml.interrupt import Interrupt
 
 FINISHED, MISTAKE, DIVERGED, INTERRUPTED = 0, 2, 3, 75  # 75: EX_TEMPFAIL of sysexits.h, try again
 HISTOGRAMS = 10  # one every so many lines of metrics
@@ -36,12 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_arguments(parser)
     arguments = parser.parse_args(argv)
-    try:  # what needs no torch: --help and a bad config are answered at once
+    config, problem = None, None
+    try:
         config = load(arguments.config, arguments.set)
         plan(config, int(os.environ.get("WORLD_SIZE", "1")), *built_sizes(config))
     except ValueError as error:  # ConfigError, or ShardError for damaged shards
-        return complain(error, MISTAKE)
-    return train(config)
+        if "RANK" not in os.environ:  # alone: answered at once, without torch
+            return complain(error, MISTAKE)
+        problem = error
+    return train(config, problem)
 
 
 def complain(error: Exception, code: int) -> int:
@@ -50,34 +55,47 @@ def complain(error: Exception, code: int) -> int:
     return code
 
 
-def train(config: Config) -> int:
-    """One run, or what is left of it, on all processes that were launched; returns the exit code."""
+def train(config: Config | None, problem: ValueError | None = None) -> int:
+    """One run, or what is left of it, on all processes that were launched; returns the exit code.
+
+    problem: what is wrong with the config, perhaps on this process's machine alone.
+    """
     from dml.checkpoint import CheckpointError
-    from dml.interrupt import Interrupted
+    from dml.interrupt import Interrupt, Interrupted
     from dml.models import ModelError
     from dml.precision import NotFiniteError
-    from dml.processes import LaunchError, make_accelerator
+    from dml.processes import LaunchError, leave_group, make_accelerator, together
     from dml.runs import RunError
     from shards.item import ShardError
 
     mistakes = (ConfigError, ShardError, ModelError, RunError, CheckpointError, LaunchError)
-    accelerator = None
-    try:
-        accelerator = make_accelerator(config.engine.precision)
-        run(config, accelerator, mistakes)
-        return FINISHED
-    except mistakes as error:
-        return complain(error, MISTAKE)
-    except NotFiniteError as error:
-        return complain(error, DIVERGED)
-    except Interrupted as error:
-        return complain(error, INTERRUPTED)
-    finally:
-        if accelerator is not None:
-            accelerator.end_training()
+    interrupt = Interrupt()
+    with interrupt, ExitStack() as to_the_end:
+        try:
+            accelerator = make_accelerator(config.engine.precision if config else "fp32")
+            with together(accelerator, *mistakes):
+                if problem:
+                    raise problem
+            assert config is not None
+            run(config, accelerator, interrupt, to_the_end, mistakes)
+            code = FINISHED
+        except mistakes as error:
+            code = complain(error, MISTAKE)
+        except NotFiniteError as error:
+            code = complain(error, DIVERGED)
+        except Interrupted as error:
+            code = complain(error, INTERRUPTED)
+        leave_group()  # only here, where all processes have ended alike: it may wait for them
+        return code
 
 
-def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Exception], ...]) -> None:
+def run(
+    config: Config,
+    accelerator: "Accelerator",
+    interrupt: "Interrupt",
+    to_the_end: ExitStack,
+    mistakes: tuple[type[Exception], ...],
+) -> None:
     import torch
     from tqdm import tqdm
 
@@ -88,14 +106,14 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
     from dml.evaluate import Evaluation, Evaluator, Subset, of_test_split
     from dml.gpw import GlobalPairLoss, make_loss
     from dml.gpw.pairs import pair_report
-    from dml.interrupt import CONTINUE, FAIL, LEAVE, SAVE, Interrupt, Interrupted
+    from dml.interrupt import CONTINUE, FAIL, LEAVE, SAVE, Interrupted
     from dml.journal import Clock, Journal
     from dml.models import make_model
     from dml.optimizer import make_optimizer, set_learning_rate
     from dml.precision import NotFiniteError
     from dml.processes import LaunchError, from_first, settle_buckets, together
     from dml.progress import MODEL, OPTIMIZER, Keeper, Progress, last_checkpoint
-    from dml.runs import open_folder, read_result, write_plan, write_result
+    from dml.runs import RunError, hold, is_finished, open_folder, write_plan, write_result
     from dml.schedule import evaluation_due, learning_rate
     from dml.step import update
     from shards.index import load_index
@@ -103,9 +121,10 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
 
     rank, processes = accelerator.process_index, accelerator.num_processes
     first, device, seed = accelerator.is_main_process, accelerator.device, config.run.seed
+    folder = Path(config.run.dir, config.run.name)  # only the first process looks into it
     say = tqdm.write if first else lambda text: None
 
-    # ---- build ----------------------------------------------------------------------------------
+    # ---- build ------------------------------------------------------------------------------------
     with together(accelerator, *mistakes):
         index = load_index(config.data.shards)
         rows, labels = index.positions("train"), index.labels("train")
@@ -115,8 +134,10 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
             raise LaunchError(
                 "torch synchronises BatchNorm on GPUs only; set model.batchnorm=frozen"
             )
-        folder = open_folder(config) if first else Path(config.run.dir, config.run.name)
-    if from_first(accelerator, read_result(folder)) is not None:
+        if first:
+            open_folder(config)
+            to_the_end.enter_context(hold(folder))
+    if from_first(accelerator, first and is_finished(folder)):
         say(f"{folder} is finished already: see its result.json")
         return
     spec, shards = model.spec, index.manifest["index"]["sha256"]
@@ -126,10 +147,7 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
     batches = Batches(
         rows[~held], labels[~held], config.batch.classes, config.batch.per_class, seed
     )
-    subsets = {
-        "validation": Subset("validation", rows[held], labels[held]),
-        "test": of_test_split(index),
-    }
+    subsets = {"validation": Subset(rows[held], labels[held]), "test": of_test_split(index)}
 
     # ---- resume: the run's own last checkpoint, else the weights of the config, else from scratch -
     last, damaged = last_checkpoint(accelerator, folder / "checkpoints", shards)
@@ -148,25 +166,44 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
 
     # ---- what the loop needs ----------------------------------------------------------------------
     journal = Journal(folder, progress.step, progress.metrics_size) if first else None
-    if first:
-        write_plan(folder, numbers)
-        say(f"{numbers}\n{'folder':<25}  {folder}")
+    with together(accelerator, RunError):
+        if journal and journal.problem:
+            raise journal.problem
+        if journal:
+            write_plan(folder, numbers)
+            say(f"{numbers}\n{'folder':<25}  {folder}")
+            if journal.metrics.lost:
+                say("metrics.jsonl is shorter than at the checkpoint: lines of it are lost")
     keeper = Keeper(accelerator, folder / "checkpoints", shards, model, optimizer, progress.step)
-    interrupt, clock = Interrupt(device), Clock(device)
+    clock = Clock(device)
     pair_loss = make_loss(config.loss.name, **config.loss.parameters)
     loss_fn, report_wire = GlobalPairLoss(pair_loss, config.engine.tile), Wire()
     loading = config.data.workers, config.data.prefetch
 
-    def pause(problem: ShardError | None, due: bool = False) -> bool:
+    def pause(problem: Exception | None, due: bool = False) -> bool:
         """Between two batches: fail together, or leave together, or agree whether to save."""
-        answer = interrupt.agree(FAIL if problem else SAVE if due else CONTINUE)
+        problem = problem or (journal.problem if journal else None)
+        answer = interrupt.agree(device, FAIL if problem else SAVE if due else CONTINUE)
         if answer == FAIL:
-            with together(accelerator, ShardError):
+            with together(accelerator, ShardError, RunError):
                 if problem:
                     raise problem
         if answer == LEAVE:
             raise Interrupted
         return answer == SAVE
+
+    def save() -> None:
+        if journal:
+            progress.metrics_size = journal.size()
+        keeper.save(progress)
+
+    def evaluate(which: str, step: int) -> Evaluation:
+        found = evaluator(model, subsets[which])
+        scores = "  ".join(f"{name} {score:.2%}" for name, score in found.scores.items())
+        say(f"step {step:,}  {which}: {scores}")
+        if journal and found.picture:
+            journal.evaluation(step, which, found.scores, found.picture)
+        return found
 
     evaluator = Evaluator(
         accelerator,
@@ -179,121 +216,104 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
     )
     own_batches = TrainBatches(index, batches, spec, rank, processes)
     coming = attempts(loader(own_batches, range(progress.step, numbers.steps), *loading))
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    def loss_and_see(X: "Tensor", y: "Tensor") -> "Tensor":
-        seen.append((X.detach(), y))
-        value: Tensor = loss_fn(X, y)
-        return value
-
-    def evaluate(which: str, step: int) -> Evaluation:
-        found = evaluator(model, subsets[which])
-        scores = "  ".join(f"{name} {score:.2%}" for name, score in found.scores.items())
-        say(f"step {step:,}  {which}: {scores}")
-        if journal:
-            journal.evaluation(step, which, found.scores, found.picture)
-        return found
-
-    def save() -> None:
-        if journal:
-            progress.metrics_size = journal.metrics.synced()
-        keeper.save(progress)
-
-    # ---- the loop -----------------------------------------------------------------------------------
     hide = None if first else True  # None: unless on a terminal
     bar = tqdm(total=numbers.steps, initial=progress.step, unit="step", disable=hide)
     started, spoken = time.monotonic() - progress.seconds, time.monotonic()
+
+    # ---- the loop ---------------------------------------------------------------------------------
     try:
-        with interrupt, bar:
-            while True:
-                which = evaluation_due(config.eval, progress.step, numbers.steps)
-                if which and progress.evaluated != progress.step:
-                    scores = evaluate(which, progress.step).scores
-                    progress.evaluated = progress.step
-                    if progress.step == 0:
-                        progress.untrained = scores
-                    elif which == "validation" and progress.improves(scores["recall@1"]):
-                        keeper.save_best(progress)
-                if progress.step == numbers.steps or progress.stale == config.eval.patience:
-                    break
+        while True:
+            which = evaluation_due(config.eval, progress.step, numbers.steps)
+            if which and progress.evaluated != progress.step:
+                scores = evaluate(which, progress.step).scores
+                progress.evaluated = progress.step
+                if progress.step == 0:
+                    progress.untrained = scores
+                elif which == "validation" and progress.improves(scores["recall@1"]):
+                    keeper.save_best(progress)
+            if progress.step == numbers.steps or progress.stale == config.eval.patience:
+                break
 
-                with clock("data"):
-                    batch, problem = next(coming)
-                if pause(problem, keeper.age() > 60 * config.save.every_minutes):
-                    save()
-                images, targets = (x.to(device, non_blocking=True) for x in batch)
-                torch.manual_seed(mix(seed, progress.step, rank) >> 1)  # for layers with dropout
-                lr = learning_rate(config.optim, progress.step, numbers.steps)
-                set_learning_rate(optimizer, lr)
-                log = (progress.step + 1) % config.run.log_steps == 0
-                done = update(
-                    accelerator,
-                    model,
-                    loss_and_see if log else loss_fn,
-                    optimizer,
-                    images,
-                    targets,
-                    config.engine.micro_batch,
-                    clock,
+            with clock("data"):
+                batch, problem = next(coming)
+            if pause(problem, keeper.age() > 60 * config.save.every_minutes):
+                save()
+
+            images, targets = (x.to(device, non_blocking=True) for x in batch)
+            torch.manual_seed(mix(seed, progress.step, rank) >> 1)  # for layers with dropout
+            lr = learning_rate(config.optim, progress.step, numbers.steps)
+            set_learning_rate(optimizer, lr)
+            done = update(
+                accelerator,
+                model,
+                loss_fn,
+                optimizer,
+                images,
+                targets,
+                config.engine.micro_batch,
+                clock,
+            )
+            progress.step += 1
+            progress.without_pairs += done.loss == 0  # no anchor had anything to learn from
+            progress.seconds = time.monotonic() - started
+            bar.update()
+
+            if progress.step % config.run.log_steps == 0:
+                report = pair_report(
+                    pair_loss, done.embeddings, targets, config.engine.tile, report_wire
                 )
-                progress.step += 1
-                progress.without_pairs += done.loss == 0  # no anchor had anything to learn from
-                progress.seconds = time.monotonic() - started
-                bar.update()
-
-                if log:
-                    report = pair_report(pair_loss, *seen.pop(), config.engine.tile, report_wire)
-                    if journal:
-                        metrics = {
-                            "images": progress.step * numbers.batch_size,
-                            "loss": done.loss,
-                            "lr": lr,
-                            "gradient_norm": done.gradient_norm,
-                            "anchors_mined": report.anchors,
-                            "positives_per_anchor": report.positives,
-                            "negatives_per_anchor": report.negatives,
-                            "steps_without_pairs": progress.without_pairs / progress.step,
-                        }
-                        timing = clock.timing(numbers.batch_size, loss_fn.wire.bytes_sent)
-                        journal.training(progress.step, metrics, timing)
-                        bar.set_postfix(loss=f"{done.loss:.4f}")
-                        if bar.disable and time.monotonic() - spoken > 60:  # a sign of life
-                            spoken = time.monotonic()
-                            speed = f"{timing['images_per_second']:,.0f} images/s"
-                            say(f"step {progress.step:,}  loss {done.loss:.4f}  {speed}")
-                        if progress.step % (HISTOGRAMS * config.run.log_steps) == 0:
-                            journal.pairs(progress.step, report)
-
-            # ---- the end ----------------------------------------------------------------------------
-            save()
-            step = progress.step
-            if progress.best_step is not None:
-                step = progress.best_step
-                write_weights(accelerator, model, keeper.best())
-            found = evaluate("test", step)
-            weights = read_weights(accelerator, model)
-            result = {
-                **found.scores,
-                "step": step,
-                "images": step * numbers.batch_size,
-                "steps_without_pairs": progress.without_pairs / progress.step,
-                "validation_recall@1": progress.best_recall if step == progress.best_step else None,
-                "untrained": progress.untrained,
-                "seed": seed,
-                "seconds": round(time.monotonic() - started, 3),
-                "world_size": processes,
-            }
-            with together(accelerator, *mistakes):
                 if journal:
-                    journal.hparams(to_dict(config), found.scores)
-                    journal.projector(
-                        *evaluator.thumbnails(subsets["test"], found.embeddings, PROJECTED)
-                    )
-                    write_result(folder, weights, found.picture, result)
-            if progress.untrained:
-                before, after = progress.untrained["recall@1"], found.scores["recall@1"]
-                say(f"Recall@1 of the test classes: {before:.1%} untrained, {after:.1%} trained")
-            say(f"{folder}: nearest.png, result.json; tensorboard --logdir {config.run.dir}")
+                    metrics = {
+                        "images": progress.step * numbers.batch_size,
+                        "loss": done.loss,
+                        "lr": lr,
+                        "gradient_norm": done.gradient_norm,
+                        "anchors_mined": report.anchors,
+                        "positives_per_anchor": report.positives,
+                        "negatives_per_anchor": report.negatives,
+                        "steps_without_pairs": progress.without_pairs / progress.step,
+                    }
+                    timing = clock.timing(numbers.batch_size, loss_fn.wire.bytes_sent)
+                    journal.training(progress.step, metrics, timing)
+                    if progress.step % (HISTOGRAMS * config.run.log_steps) == 0:
+                        journal.pairs(progress.step, report)
+                    bar.set_postfix(loss=f"{done.loss:.4f}")
+                    if bar.disable and time.monotonic() - spoken > 60:  # a sign of life
+                        spoken = time.monotonic()
+                        speed = f"{timing['images_per_second']:,.0f} images/s"
+                        say(f"step {progress.step:,}  loss {done.loss:.4f}  {speed}")
+
+        # ---- the end ------------------------------------------------------------------------------
+        save()
+        step = progress.step
+        if progress.best_step is not None:
+            step = progress.best_step
+            write_weights(accelerator, model, keeper.best(step))
+        found = evaluate("test", step)
+        weights = read_weights(accelerator, model)
+        result = {
+            **found.scores,
+            "step": step,
+            "images": step * numbers.batch_size,
+            "steps_without_pairs": progress.without_pairs / progress.step,
+            "validation_recall@1": progress.best_recall if step == progress.best_step else None,
+            "untrained": progress.untrained,
+            "seed": seed,
+            "seconds": round(time.monotonic() - started, 3),
+            "world_size": processes,
+        }
+        with together(accelerator, *mistakes):
+            if journal and found.picture:
+                some = evaluator.thumbnails(subsets["test"], found.embeddings, PROJECTED)
+                journal.hparams(to_dict(config), found.scores)
+                journal.projector(*some)
+                if journal.problem:
+                    raise journal.problem
+                write_result(folder, weights, found.picture, result)
+        if progress.untrained:
+            untrained, trained = progress.untrained["recall@1"], found.scores["recall@1"]
+            say(f"Recall@1 of the test classes: {untrained:.1%} untrained, {trained:.1%} trained")
+        say(f"{folder}: nearest.png, result.json; tensorboard --logdir {config.run.dir}")
     except Interrupted:
         save()
         signal = interrupt.received or "a signal to another process"
@@ -307,6 +327,7 @@ def run(config: Config, accelerator: "Accelerator", mistakes: tuple[type[Excepti
             f"{progress.step + 1:,}: {error}; lower optim.lr, or look at the images of these steps"
         ) from None
     finally:
+        bar.close()
         if journal:
             journal.close()
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dml import checkpoint
-from dml.checkpoint import CheckpointError, read, read_last, write, write_step
+from dml.checkpoint import CheckpointError, read_last, write, write_step
 from dml.precision import NotFiniteError
 
 
@@ -22,8 +22,8 @@ def tensors(step):
     }
 
 
-def state(step):
-    return {"step": step, "progress": {"step": step, "best": 0.1 + 0.2}}
+def state(step, best=None):
+    return {"step": step, "best": best, "progress": {"step": step, "recall": 0.1 + 0.2}}
 
 
 @pytest.fixture
@@ -57,12 +57,24 @@ def test_the_last_is_found_by_its_content_not_by_its_name(root):
     assert read_last(root)[0].state["step"] == 200
 
 
-def test_the_best_is_not_one_to_continue_from(root):
-    write(root, "best", state(900), {"model.safetensors": tensors(900)["model.safetensors"]})
-    write(root, "best", state(901), {"model.safetensors": tensors(901)["model.safetensors"]})
+def test_the_best_is_not_one_to_continue_from_and_stays_while_a_checkpoint_needs_it(root):
+    model = {"model.safetensors": tensors(0)["model.safetensors"]}
+    write(root, "best-00000250", state(250), model)
     assert read_last(root)[0].state["step"] == 200
-    assert read(root / "best").state["step"] == 901
-    assert names(root) == ["best", "step-00000100", "step-00000200"]
+    write_step(root, state(300, best=250), tensors(300))
+    write(root, "best-00000350", state(350), model)
+    write(root, "best-00000350", state(350), model)  # again, after an attempt that was given up
+    write_step(root, state(400, best=350), tensors(400))
+    assert names(root) == ["best-00000250", "best-00000350", "step-00000300", "step-00000400"]
+    write_step(root, state(500, best=350), tensors(500))
+    assert names(root) == ["best-00000350", "step-00000400", "step-00000500"]
+
+
+def test_a_damaged_later_one_does_not_push_out_the_good_ones(root):
+    flip(root / "step-00000200" / "model.safetensors")
+    for step in (120, 140):
+        write_step(root, state(step), tensors(step))
+    assert names(root) == ["step-00000120", "step-00000140"]
 
 
 def cut(path):
@@ -96,7 +108,7 @@ def test_a_damaged_one_is_passed_over_and_named(root, harm, file):
 def test_a_state_that_was_edited_is_damaged(root):
     path = root / "step-00000200" / "state.json"
     content = json.loads(path.read_bytes())
-    content["state"]["progress"]["best"] = 1.0
+    content["state"]["progress"]["recall"] = 1.0
     path.write_text(json.dumps(content))
     last, damaged = read_last(root)
     assert last.state["step"] == 100

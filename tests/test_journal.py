@@ -1,6 +1,8 @@
 """Oracle: TensorBoard's own reader, and the lines that were written."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
@@ -54,7 +56,7 @@ def test_tensorboard_finds_what_was_written(tmp_path):
 def test_a_resumed_journal_takes_back_what_came_after_the_checkpoint(tmp_path):
     journal = Journal(tmp_path)
     journal.training(10, METRIC, TIME)
-    size = journal.metrics.synced()
+    size = journal.size()
     journal.training(20, METRIC, TIME)
     journal.evaluation(20, "test", {"recall@1": 0.25}, RED)
     journal.close()
@@ -73,8 +75,30 @@ def test_a_run_that_begins_again_without_a_checkpoint_begins_anew(tmp_path):
     journal = Journal(tmp_path)
     journal.training(10, METRIC, TIME)
     journal.close()
-    Journal(tmp_path).close()
+    again = Journal(tmp_path)
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+    again.training(10, METRIC, TIME)
+    again.close()
+    assert [event.step for event in events(tmp_path).Scalars("train/loss")] == [10]
+
+
+def test_lines_that_were_lost_are_noticed(tmp_path):
+    journal = Journal(tmp_path, step=10, size=100)
+    assert journal.metrics.lost == 100
+    journal.close()
+
+
+def full(line):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_disk_that_is_full_is_a_problem_to_be_told(tmp_path, monkeypatch):
+    journal = Journal(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.metrics, "write", full)
+        journal.training(10, METRIC, TIME)
+    journal.close()
+    assert "cannot be written: No space left on device; make room" in str(journal.problem)
 
 
 def test_numbers_survive_the_file(tmp_path):

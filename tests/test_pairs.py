@@ -15,7 +15,17 @@ def masks(labels):
     return positive, ~same
 
 
-def test_mining_is_that_of_a_loop():
+@pytest.mark.parametrize(
+    ("name", "mine"),
+    [
+        ("multi_similarity", {}),
+        ("ms_mining", {}),
+        ("binomial_deviance", {"mine": True}),
+        ("lifted_structure_star", {"mine": True}),
+        ("histogram", {"mine": True}),
+    ],
+)
+def test_mining_is_that_of_a_loop(name, mine):
     X, labels = batch(m=40, classes=9)
     S, eps = X @ X.T, 0.1
     positive, negative = masks(labels)
@@ -29,7 +39,7 @@ def test_mining_is_that_of_a_loop():
         live += mined_neg + mined_pos > 0
         positives += mined_pos
         negatives += mined_neg
-    report = pair_report(make_loss("multi_similarity", eps=eps), X, labels, 16, Wire())
+    report = pair_report(make_loss(name, eps=eps, **mine), X, labels, 16, Wire())
     assert report.anchors == pytest.approx(live / 40)
     assert report.positives == pytest.approx(positives / 40)
     assert report.negatives == pytest.approx(negatives / 40)

@@ -132,10 +132,10 @@ ZERO2, ZERO3 = (
 class Launched:
     """A run under `accelerate launch`, or without it so that each process has its own exit code."""
 
-    def __init__(self, how, folder, *sets, machines=None, program=(TRAIN,)):
+    def __init__(self, how, folder, *sets, machines=None, program=(TRAIN,), base=BASE):
         self.run, self.log = Path(folder) / "icons_mini", Path(folder) / f"{time.monotonic_ns()}"
         Path(folder).mkdir(exist_ok=True)
-        port, command = str(free_port()), [*program, *BASE, f"run.dir={folder}", *EVENTFUL, *sets]
+        port, command = str(free_port()), [*program, *base, f"run.dir={folder}", *EVENTFUL, *sets]
         if isinstance(how, int):
             launcher = [sys.executable]
             ranks = [
@@ -231,7 +231,7 @@ def test_killed_at_any_step_the_same_command_gives_the_same_bits(undisturbed, ho
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", range(4))
+@pytest.mark.parametrize("point", range(6))
 def test_killed_in_the_middle_of_a_checkpoint(undisturbed, point, tmp_path):
     """A checkpoint syncs metrics.jsonl, two files of tensors, its state and two folders; the process
     that writes is killed at one of these after some checkpoints."""
@@ -264,7 +264,57 @@ def test_a_signal_to_one_process_saves_and_ends_all(undisturbed, processes, sent
 
 
 @pytest.mark.slow
-def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(undisturbed, tmp_path):
+def test_a_signal_to_every_process_of_the_job_saves_too(tmp_path):
+    """The loader's workers included, as Slurm sends it."""
+    launched = Launched(1, tmp_path, "data.workers=2", "save.every_minutes=10")
+    launched.until(5)
+    os.killpg(launched.processes[0].pid, signal.SIGTERM)
+    assert launched.end(timeout=30) == [75], launched.said
+    assert "Traceback" not in launched.said
+    assert len(list((launched.run / "checkpoints").glob("step-*"))) == 1
+
+
+@pytest.mark.slow
+def test_a_second_signal_does_not_spoil_the_saving(tmp_path):
+    program = (WORKERS / "slow_saving.py",)
+    launched = Launched(1, tmp_path, "save.every_minutes=10", program=program)
+    launched.until(5).processes[0].send_signal(signal.SIGUSR2)
+    deadline = time.monotonic() + 30
+    while "saving" not in launched.said and time.monotonic() < deadline:
+        time.sleep(0.05)
+    launched.processes[0].send_signal(signal.SIGTERM)
+    assert launched.end(timeout=30) == [75], launched.said
+    assert len(list((launched.run / "checkpoints").glob("step-*"))) == 1
+
+
+def test_a_signal_in_the_set_up_is_an_interruption_too(tmp_path):
+    launched = Launched(1, tmp_path)
+    deadline = time.monotonic() + 60
+    while not launched.run.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    launched.processes[0].send_signal(signal.SIGTERM)
+    assert launched.end(timeout=60) == [75], launched.said
+
+
+@pytest.mark.slow
+def test_machines_need_not_share_the_folder_of_the_run(undisturbed, tmp_path):
+    """Only the first process looks into it."""
+    machines = [tmp_path / "0", tmp_path / "1"]
+    for machine in machines:
+        machine.mkdir()
+    sets = ["run.dir=runs"]
+    launched = Launched(2, tmp_path, *sets, machines=machines)
+    launched.run = machines[0] / "runs" / "icons_mini"
+    launched.until(12).rank(0).send_signal(signal.SIGTERM)
+    assert launched.end() == [75, 75], launched.said
+    again = Launched(2, tmp_path, *sets, machines=machines)
+    assert again.end() == [0, 0], again.said
+    assert content(launched.run) == undisturbed(2)
+    assert not (machines[1] / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(tmp_path):
     """The evaluation of one image at a time takes long; it is given up, and made up for."""
     slow = ["engine.micro_batch=1", "save.every_minutes=10", "length.steps=10"]
     launched = Launched(1, tmp_path, *slow)
@@ -337,7 +387,7 @@ def test_the_best_step_by_the_validation_classes_is_reported(finished):
     assert final["recall@1"] == result["recall@1"]
     assert result["untrained"]["recall@1"] == lines(run)[0]["recall@1"]
     assert (result["images"], result["world_size"]) == (best * 48, 1)
-    kept = load_file(run / "checkpoints" / "best" / "model.safetensors")
+    kept = load_file(run / "checkpoints" / f"best-{best:08d}" / "model.safetensors")
     assert all(torch.equal(x, kept[k]) for k, x in load_file(run / "model.safetensors").items())
 
 
@@ -369,17 +419,14 @@ def test_tensorboard_reads_every_scalar(finished):
     assert all(0 <= e.value <= 1 for e in found.Scalars("pairs/anchors_mined"))
 
 
-def test_a_finished_run_is_not_trained_again(finished, tmp_path):
+def test_a_finished_run_is_not_trained_again(finished):
     run, sets = finished
-    before = {path: path.stat().st_mtime_ns for path in run.iterdir() if path.is_file()}
-    (ended,) = start(
-        TRAIN, 1, *BASE, f"run.dir={run.parent}", *sets, "eval.untrained=true", "run.log_steps=2"
-    )
+    before = {name: (run / name).stat().st_mtime_ns for name in ("metrics.jsonl", "result.json")}
+    more = ["eval.untrained=true", "run.log_steps=2"]
+    (ended,) = start(TRAIN, 1, *BASE, f"run.dir={run.parent}", *sets, *more)
     assert ended.returncode == 0
     assert "is finished already" in ended.stdout
-    assert {path: path.stat().st_mtime_ns for path in before if path.name != "config.yaml"} == {
-        path: t for path, t in before.items() if path.name != "config.yaml"
-    }
+    assert before == {name: (run / name).stat().st_mtime_ns for name in before}
 
 
 def test_a_run_killed_in_its_last_evaluation_still_evaluates(finished, tmp_path):
@@ -535,6 +582,48 @@ def test_a_mistake_that_one_process_meets_alone_ends_all(tmp_path):
     assert "shards is not there: make it with shards/build.py" in launched.said
 
 
+def test_a_config_that_one_machine_does_not_have_ends_all(tmp_path):
+    machines = [tmp_path / "0", tmp_path / "1"]
+    for machine in machines:
+        machine.mkdir()
+    (machines[0] / "icons_mini.yaml").write_text(
+        (ROOT / "configs" / "icons_mini.yaml")
+        .read_text()
+        .replace("presets", f"{ROOT}/configs/presets")
+    )
+    program = (TRAIN, "--config", "icons_mini.yaml", "--set", f"data.shards={ICONS}")
+    launched = Launched(2, tmp_path / "runs", machines=machines, program=program, base=())
+    assert launched.end(timeout=60) == [2, 2], launched.said
+    assert "icons_mini.yaml: No such file" in launched.said
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    launched = Launched(1, tmp_path).until(1)
+    other = Launched(1, tmp_path)
+    assert other.end(timeout=60) == [2]
+    assert "another process is training in" in other.said
+    assert launched.end() == [0], launched.said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+def test_a_disk_that_fills_up_ends_all_processes(tmp_path):
+    """Too small for the second retrieval picture."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)]
+    if subprocess.run(size, check=False).returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        sets = [f"run.dir={disk}", "save.every_minutes=10", "eval.every_steps=2"]
+        launched = Launched(2, tmp_path, *sets, "eval.validation_classes=0")
+        assert launched.end(timeout=100) == [2, 2], launched.said
+        # after what TensorBoard's own thread has to say
+        last = launched.said.splitlines()[-1]
+        assert "cannot be written: No space left on device; make room" in last
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_damaged_image_ends_all_processes(workers, tmp_path):
     """One image of the second process's share of some batch."""
@@ -565,7 +654,7 @@ def test_a_run_that_diverges_stops_and_keeps_its_last_good_checkpoint(tmp_path):
     assert "Traceback" not in launched.said
     last, damaged = read_last(launched.run / "checkpoints")
     assert damaged == []
-    assert last.step in (7, 8)
+    assert last.state["step"] in (7, 8)
     assert all(x.isfinite().all() for x in last.tensors["model.safetensors"].values())
 
 

@@ -9,6 +9,7 @@ from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dml.data import Input, normalise
+from dml.precision import at_least_float32
 
 
 class Embedder(nn.Module):
@@ -39,7 +40,8 @@ class Embedder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = normalise(images, self.spec).to(self.head.weight.dtype)
-        return normalize(self.head(self.backbone(x)))
+        # in float32 under autocast, too: a bf16 vector is not of unit length
+        return normalize(at_least_float32(self.head(self.backbone(x))))
 
     def train(self, mode: bool = True) -> Embedder:
         super().train(mode)

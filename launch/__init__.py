@@ -1,0 +1,1 @@
+"""Many runs: sweeps, a cluster, and the report of what came out."""

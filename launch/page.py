@@ -1,0 +1,152 @@
+"""The report as one HTML page that needs nothing else: no network, no script."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+
+from launch.paper import Table, beside
+from launch.plots import Point, Series, chart, percent
+from launch.records import Group, Run, Seen, Study
+from launch.tables import cells, facts, missing
+
+X_AXES = {"batch.size": "batch size", "model.embedding_size": "embedding size"}
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c2024; --soft: #68707a; --line: #d9dde2; --paper: #fff;
+  --l: 42%; font: 15px/1.5 system-ui, sans-serif; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e7eb; --soft: #98a1ab; --line: #343a41; --paper: #14171a; --l: 66%; } }
+body { margin: 0 auto; max-width: 1120px; padding: 1.5rem; color: var(--ink);
+  background: var(--paper); }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: right;
+  white-space: nowrap; }
+th { vertical-align: bottom; white-space: normal; min-width: 3.5rem; color: var(--soft);
+  font-weight: 500; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
+  background: var(--paper); }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr));
+  gap: 1.5rem; margin-top: 1.5rem; }
+figure { margin: 0; } figcaption { font-weight: 600; font-size: .9rem; }
+svg { width: 100%; height: auto; }
+svg text { fill: var(--soft); font-size: 11px; }
+.mid { text-anchor: middle; } .end { text-anchor: end; }
+.grid { stroke: var(--line); }
+.series { stroke: hsl(var(--h) 65% var(--l)); stroke-width: 1.8; }
+.series polyline { fill: none; } .series circle { fill: hsl(var(--h) 65% var(--l)); stroke: none; }
+.series.dashed polyline { stroke-dasharray: 5 4; }
+.legend { display: flex; flex-wrap: wrap; gap: .1rem 1rem; font-size: .8rem; padding-left: 52px; }
+.legend i { display: inline-block; width: 16px; margin-right: .35rem; vertical-align: middle;
+  border-top: 2.5px solid hsl(var(--h) 65% var(--l)); }
+.legend .dashed i { border-top-style: dashed; }
+pre { overflow-x: auto; font-size: .8rem; color: var(--soft); }
+"""
+
+
+def page(studies: Sequence[Study], tables: Sequence[Table]) -> str:
+    title = f"Report: {', '.join(study.name for study in studies)}"
+    body = "\n".join(section(study, tables) for study in studies)
+    return (
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n"
+        f"<h1>Report</h1>\n{body}\n</html>\n"
+    )
+
+
+def section(study: Study, tables: Sequence[Table]) -> str:
+    found = cells(study, tables)
+    parts = [f"<h2>{escape(study.name)}</h2>"]
+    parts += [f"<p>{escape(' '.join(facts(study, tables)))}</p>"]
+    if found.rows:
+        head = _row("th", found.header)
+        rows = "\n".join(_row("td", row) for row in found.rows)
+        parts.append(f'<div class="wide"><table>\n<thead>{head}</thead>\n{rows}\n</table></div>')
+    if study.without_result():
+        items = "\n".join(_missing(run) for run in study.without_result())
+        parts.append(f"<h3>Without a result</h3>\n<ul>\n{items}\n</ul>")
+    drawn = "\n".join(filter(None, figures(study, beside(study, tables))))
+    return "\n".join([*parts, f'<div class="figures">\n{drawn}\n</div>'])
+
+
+def _row(tag: str, texts: Iterable[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts) + "</tr>"
+
+
+def _missing(run: Run) -> str:
+    log = "\n".join(run.log)
+    shown = f"<details><summary>log</summary><pre>{escape(log)}</pre></details>" if log else ""
+    return f"<li>{escape(missing(run))}{shown}</li>"
+
+
+# ---- figures ------------------------------------------------------------------------------------
+
+
+def figures(study: Study, papers: Sequence[Table]) -> Iterable[str]:
+    for key in (key for key in X_AXES if key in study.varying):
+        yield from _by_setting(study, key, [table for table in papers if table.by == key])
+    for split in dict.fromkeys(seen.split for run in study.runs for seen in run.seen):
+        title = f"Recall@1 of the {split} classes, against"
+        yield chart(f"{title} images seen", "images", _curves(study, split, lambda s: s.images))
+        yield chart(f"{title} steps", "steps", _curves(study, split, lambda s: s.step), log_x=True)
+
+
+def _by_setting(study: Study, key: str, papers: Sequence[Table]) -> Iterable[str]:
+    name = X_AXES[key]
+    same = [_of_paper(table, key) for table in papers if table.dataset in study.datasets]
+    others = [_of_paper(table, key) for table in papers if table.dataset not in study.datasets]
+    scores = _against(study, key, "recall@1")
+    yield chart(f"Recall@1 by {name}", name, [*scores, *same], log_x=True)
+    yield chart(f"The paper's Recall@1 by {name}, of other datasets", name, others, log_x=True)
+    if key == "batch.size":
+        title = f"Share of steps without informative pairs by {name}"
+        yield chart(title, name, _against(study, key, "steps_without_pairs"), log_x=True)
+
+
+def _against(study: Study, key: str, score: str) -> list[Series]:
+    found: dict[str, list[Point]] = {}
+    for group in study.groups:
+        spread, x = group.spread(score), group.settings[key]
+        if spread is not None:
+            tip = f"{group.label}: {percent(spread.mean)}, n = {spread.n}"
+            point = Point(x, spread.mean, spread.low, spread.high, tip)
+            found.setdefault(_without(group.label, x), []).append(point)
+    return [
+        Series(name, tuple(sorted(points, key=lambda p: p.x))) for name, points in found.items()
+    ]
+
+
+def _without(label: str, x: object) -> str:
+    """bs320-scaled at 320 is of the series `scaled`: what is left without the value on the axis."""
+    return re.sub(rf"(^|-)[a-z_]*{x}(?=-|$)", "", label).strip("-") or "ours"
+
+
+def _of_paper(table: Table, key: str) -> Series:
+    pairs = [(row.where[key], row.recall["recall@1"] / 100) for row in table.rows]
+    points = tuple(Point(x, y, y, y, f"{x}: {percent(y)}") for x, y in pairs)
+    return Series(f"paper on {table.dataset}, {table.table}", points, dashed=True)
+
+
+def _curves(study: Study, split: str, x_of: Callable[[Seen], int]) -> list[Series]:
+    """The mean of a group's seeds, as far as all of them went."""
+    series = []
+    for group in study.groups:
+        runs = [tuple(s for s in run.seen if s.split == split) for run in group.runs]
+        runs = [seen for seen in runs if seen]
+        steps = sorted(set.intersection(*({s.step for s in seen} for seen in runs)) if runs else ())
+        points = tuple(_mean_at(group, step, runs, x_of) for step in steps)
+        if len(points) > 1:
+            series.append(Series(group.label, points))
+    return series
+
+
+def _mean_at(
+    group: Group, step: int, runs: Sequence[Sequence[Seen]], x_of: Callable[[Seen], int]
+) -> Point:
+    seen = [s for run in runs for s in run if s.step == step]
+    recalls = [s.recall for s in seen]
+    mean = sum(recalls) / len(recalls)
+    tip = f"{group.label}, step {step:,}, {seen[0].images:,} images: {percent(mean)}"
+    return Point(x_of(seen[0]), mean, min(recalls), max(recalls), tip)

@@ -1,0 +1,135 @@
+"""Line charts as inline SVG: small, without a dependency, readable in light and dark."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 520, 300
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
+
+
+@dataclass(frozen=True)
+class Point:
+    """low and high: the spread around y."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    tip: str
+
+
+@dataclass(frozen=True)
+class Series:
+    name: str
+    points: tuple[Point, ...]
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A scale onto pixels, with its ticks; log2 where values double, as batch sizes do."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    ticks: tuple[float, ...]
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        low, high, x = (math.log2(v) if self.log else v for v in (self.low, self.high, value))
+        return self.start + (x - low) / (high - low) * (self.end - self.start)
+
+
+def number(value: float) -> str:
+    if abs(value) >= 10_000:
+        return f"{value / 1000:,.6g}k"
+    return f"{value:,.6g}"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.4g}%"
+
+
+def chart(
+    title: str,
+    x_label: str,
+    series: Sequence[Series],
+    *,
+    log_x: bool = False,
+    percents: bool = True,
+) -> str:
+    """A figure of shares: title, plot, legend; nothing without points."""
+    points = [point for one in series for point in one.points]
+    if not points:
+        return ""
+    xs = sorted({point.x for point in points})
+    sides = LEFT, WIDTH - RIGHT
+    x_axis = _log_axis(xs, *sides) if log_x else _axis(0, xs[-1], *sides)
+    lows, highs = [point.low for point in points], [point.high for point in points]
+    y_axis = _axis(min(lows), max(highs), HEIGHT - BOTTOM, TOP)
+    body = [*_grid(x_axis, y_axis), *_lines(series, x_axis, y_axis)]
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    body.append(f'<text x="{middle}" y="{HEIGHT - 4}" class="mid">{escape(x_label)}</text>')
+    legend = "".join(
+        f'<span style="{_hue(i, len(series))}"{" class=dashed" if one.dashed else ""}>'
+        f"<i></i>{escape(one.name)}</span>"
+        for i, one in enumerate(series)
+        if one.name
+    )
+    svg = "\n".join(body)
+    return (
+        f"<figure><figcaption>{escape(title)}</figcaption>\n"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">\n{svg}\n'
+        f'</svg>\n<div class="legend">{legend}</div></figure>'
+    )
+
+
+def _hue(i: int, n: int) -> str:
+    """Colours from blue over green to red: they keep the order of the series."""
+    return f"--h:{round(250 - 250 * i / max(n - 1, 1))}"
+
+
+def _axis(low: float, high: float, start: float, end: float) -> Axis:
+    if high <= low:  # one value alone: a little room around it
+        low, high = 0.9 * low, 1.1 * high or 1.0
+    step: float = 10 ** math.floor(math.log10((high - low) / 4))
+    step *= next(f for f in (1, 2, 5, 10) if (high - low) / (step * f) <= 5)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    ticks = tuple(round(i * step, 12) for i in range(first, last + 1))
+    return Axis(ticks[0], ticks[-1], start, end, ticks)
+
+
+def _log_axis(xs: Sequence[float], start: float, end: float) -> Axis:
+    """Few values are their own ticks; many have those of a slide rule."""
+    low, high = xs[0] / 2**0.3, xs[-1] * 2**0.3
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    round_ones = [factor * 10.0**n for n in decades for factor in (1, 2, 5)]
+    ticks = xs if len(xs) <= 8 else [x for x in round_ones if low <= x <= high]
+    return Axis(low, high, start, end, tuple(ticks), log=True)
+
+
+def _grid(x: Axis, y: Axis) -> Iterable[str]:
+    for tick in y.ticks:
+        at = f"{y.at(tick):.1f}"
+        yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>'
+        yield f'<text class="end" x="{LEFT - 6}" y="{y.at(tick) + 4:.1f}">{percent(tick)}</text>'
+    for tick in x.ticks:
+        yield f'<text class="mid" x="{x.at(tick):.1f}" y="{HEIGHT - BOTTOM + 16}">{number(tick)}</text>'
+
+
+def _lines(series: Sequence[Series], x: Axis, y: Axis) -> Iterable[str]:
+    for i, one in enumerate(series):
+        path = " ".join(f"{x.at(p.x):.1f},{y.at(p.y):.1f}" for p in one.points)
+        dashed = " dashed" if one.dashed else ""
+        yield f'<g class="series{dashed}" style="{_hue(i, len(series))}"><polyline points="{path}"/>'
+        for p in one.points:
+            at = f"{x.at(p.x):.1f}"
+            if p.low < p.high:
+                ends = f'y1="{y.at(p.low):.1f}" y2="{y.at(p.high):.1f}"'
+                yield f'<line x1="{at}" x2="{at}" {ends}/>'
+            tip = f"<title>{escape(p.tip)}</title>"
+            yield f'<circle cx="{at}" cy="{y.at(p.y):.1f}" r="3">{tip}</circle>'
+        yield "</g>"

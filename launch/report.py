@@ -1,0 +1,77 @@
+"""What came out of many runs, beside the paper's numbers: a page, a Markdown table, a CSV.
+
+    python launch/report.py runs/sop_batch_size --out report
+    python launch/report.py runs --out report --sweep configs/sweeps/*.yaml
+
+Every folder below RUNS with a config.yaml (or failed.json) is a run; runs that differ in nothing but
+the seed are one row. Writes report.html (self-contained), report.md and runs.csv, the same for the
+same runs.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from launch.page import page
+from launch.paper import read_tables
+from launch.records import FINISHED, Study, read_studies
+from launch.sweep import SweepError, read_sweep
+from launch.tables import as_csv, markdown
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="launch/report.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", metavar="RUNS", type=Path, help="a folder with runs, at any depth")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="where to write")
+    parser.add_argument(
+        "--sweep",
+        metavar="FILE",
+        nargs="+",
+        default=[],
+        help="name those of its runs that are absent",
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        studies = collect(arguments.runs, arguments.sweep)
+        write(studies, arguments.out)
+    except (SweepError, ReportError) as error:
+        print(f"launch/report.py: {error}", file=sys.stderr)
+        return 2
+    states = [run.state for study in studies for run in study.runs]
+    finished = f"{states.count(FINISHED)} of {len(states)} runs finished"
+    print(f"{arguments.out / 'report.html'}: {finished}")
+    return 0
+
+
+class ReportError(ValueError):
+    """There is nothing to report on, or nowhere to write it."""
+
+
+def collect(root: Path, sweeps: Iterable[str]) -> tuple[Study, ...]:
+    if not root.is_dir():
+        raise ReportError(f"{root} is not a folder; give the one the runs are in, such as runs")
+    expected = [(sweep.name, run.name) for sweep in map(read_sweep, sweeps) for run in sweep.runs]
+    studies = read_studies(root, expected)
+    if not studies:
+        raise ReportError(f"{root} has no runs; a run is a folder with a config.yaml")
+    return studies
+
+
+def write(studies: Sequence[Study], out: Path) -> None:
+    tables = read_tables()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "report.html").write_text(page(studies, tables), encoding="utf-8")
+        (out / "report.md").write_text(markdown(studies, tables), encoding="utf-8")
+        (out / "runs.csv").write_text(as_csv(studies, tables), encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"{out} cannot be written: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

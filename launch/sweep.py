@@ -1,0 +1,339 @@
+"""A study as a list of runs: a base config, a grid, seeds. Expansion is pure and needs no torch.
+
+    base: ../sop.yaml                     # or a list; paths are relative to the sweep's file
+    seeds: [0, 1]
+    set: {length.images: 64_000}          # for every run
+    grid:                                 # every combination of the axes, in the order of the file
+      batch:                              # named points, of any number of keys
+        bs20: {batch.classes: 4, slurm: {nodes: 1}}     # `slurm`: what this point needs instead
+        bs40: {batch.classes: 8}
+      model.embedding_size: [64, 128]     # a config key: the labels follow from the values
+      optim.lr: {slow: 1e-4, fast: 1e-3}  # or are given
+    variants: {plain: {}, deep: {...}}    # one more axis, called variant
+    slurm: {nodes: 2, gpus_per_node: 8, processes_per_node: 8}
+
+A later axis overrides an earlier one, and all of them `set`. The runs of configs/sweeps/NAME.yaml go
+into runs/NAME/, each called by its labels and seed: bs20-embedding_size64-slow-seed0.
+"""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from dml.catalogue import Problem, Rule, at_least, did_you_mean, fit
+from dml.config import NOT_EMPTY, Config, ConfigError, load, parse
+from dml.plan import Plan, built_sizes, plan
+
+LABEL = re.compile(r"\w[\w.+-]*")
+TEXT = re.compile(r"(?!(?:true|false|null)$)[A-Za-z_/.][\w/.+-]*", re.IGNORECASE)
+KEYS = ("base", "seeds", "set", "grid", "variants", "slurm")
+GIVEN = {"run.name", "run.seed"}  # by the labels and the seeds
+
+Overrides = dict[str, str]  # section.key -> its value, as --set takes it
+
+
+class SweepError(ValueError):
+    """Everything that is wrong with a sweep, together."""
+
+    def __init__(self, problems: Sequence[str], where: str | Path) -> None:
+        super().__init__(problems, where)
+        self.problems = tuple(problems)
+        self.where = str(where)
+
+    def __str__(self) -> str:
+        count = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}"
+        return "\n  ".join([f"{count} in {self.where}:", *self.problems])
+
+
+def _must(rule: Rule, default: int | None) -> Any:
+    return field(default=default, metadata={"rule": rule})
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a run asks of Slurm. One task per process; parallel: runs of the array at the same time,
+    None: no limit."""
+
+    nodes: int = _must(at_least(1), 1)
+    processes_per_node: int = _must(at_least(1), 1)
+    gpus_per_node: int = _must(at_least(0), 0)
+    cpus_per_process: int = _must(at_least(1), 1)
+    minutes: int = _must(at_least(1), 60)
+    partition: str | None = _must(NOT_EMPTY, None)
+    account: str | None = _must(NOT_EMPTY, None)
+    constraint: str | None = _must(NOT_EMPTY, None)
+    memory_gb: int | None = _must(at_least(1), None)
+    parallel: int | None = _must(at_least(1), None)
+
+    @property
+    def processes(self) -> int:
+        return self.nodes * self.processes_per_node
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """point: axis -> label. files and sets: what --config and --set of the training take."""
+
+    name: str
+    point: tuple[tuple[str, str], ...]
+    seed: int
+    files: tuple[str, ...]
+    sets: tuple[str, ...]
+    config: Config
+    resources: Resources
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """resources: of the file; those of a run may differ."""
+
+    name: str
+    runs: tuple[SweepRun, ...]
+    resources: Resources
+    path: str
+
+
+@dataclass(frozen=True)
+class _Point:
+    label: str
+    overrides: Overrides
+    slurm: dict[str, Any]
+
+
+class _Problems:
+    """In the order they were met; the same problem of many runs is told once."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, list[str]] = {}
+
+    def add(self, problem: object, run: str | None = None) -> None:
+        self.runs.setdefault(str(problem), []).extend([run] if run else [])
+
+    def add_all(self, problems: Iterable[object], run: str) -> None:
+        for problem in problems:
+            self.add(problem, run)
+
+    def told(self, total: int) -> list[str]:
+        return [f"{_who(runs, total)}{text}" for text, runs in self.runs.items()]
+
+
+def _who(runs: Sequence[str], total: int) -> str:
+    if not runs:
+        return ""
+    if len(runs) == total > 1:
+        return "every run: "
+    more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+    return f"{runs[0]}{more}: "
+
+
+def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
+    """The runs of a sweep's file; `sets`: more --set, for every run. SweepError lists every problem."""
+    path, problems = Path(path), _Problems()
+    tree = _read_file(path)
+    for key in (key for key in tree if key not in KEYS):
+        fix = f"{did_you_mean(key, KEYS)}a sweep has {', '.join(KEYS)}"
+        problems.add(Problem(str(key), tree[key], "unknown key", fix))
+    files = _read_base(tree.get("base"), path, problems)
+    seeds = _read_seeds(tree.get("seeds", [0]), problems)
+    common = _read_point("set", "every run", tree.get("set", {}), problems)
+    slurm = _mapping("slurm", tree.get("slurm", {}), problems) | common.slurm
+    last = {key: value for key, _, value in (text.partition("=") for text in sets)}
+    axes = _read_axes(tree, problems)
+    if problems.runs:  # what a broken part would have said must not be reported as missing
+        _read_resources(slurm, problems)
+        raise SweepError(problems.told(0), path)
+
+    runs: list[SweepRun] = []
+    points = list(product(product(*axes.values()), seeds))
+    for chosen, seed in points:
+        labels = [point.label for point in chosen]
+        name = "-".join([*labels, f"seed{seed}"])
+        overrides = _overlay([common.overrides, *(point.overrides for point in chosen), last])
+        for key in sorted(GIVEN & overrides.keys()):
+            problems.add(f"{key} = {overrides[key]}: the sweep gives it; remove it")
+        overrides |= {
+            "run.name": as_text(name),
+            "run.dir": _inside(overrides.get("run.dir", "runs"), path.stem),
+            "run.seed": as_text(seed),
+        }
+        texts = tuple(f"{key}={value}" for key, value in overrides.items())
+        needs = {key: value for point in chosen for key, value in point.slurm.items()}
+        resources = _read_resources({**slurm, **needs}, problems, name)
+        try:
+            config = load(files, texts)
+        except ConfigError as error:
+            problems.add_all(error.problems, name)
+            continue
+        point = tuple(zip(axes, labels, strict=True))
+        runs.append(SweepRun(name, point, seed, tuple(files), texts, config, resources))
+    names = Counter(run.name for run in runs)
+    for name in (name for name, count in names.items() if count > 1):
+        problems.add(f"{names[name]} runs would be called {name}; change a label")
+    if problems.runs:
+        raise SweepError(problems.told(len(points)), path)
+    return Sweep(path.stem, tuple(runs), _read_resources(slurm, problems), str(path))
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    try:
+        tree = parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SweepError([f"{path}: {error.strerror}; check the path"], path) from None
+    except ValueError as error:
+        text = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise SweepError([f"{path}: {text}"], path) from None
+    if not isinstance(tree, dict):
+        raise SweepError([f"{path}: is not a mapping; a sweep has {', '.join(KEYS)}"], path)
+    return tree
+
+
+def _read_base(base: object, path: Path, problems: _Problems) -> list[str]:
+    files = base if isinstance(base, list) else [base]
+    paths = [file for file in files if isinstance(file, str)]
+    if not paths or paths != files:
+        rule = "must be the path of a config, or a list of paths"
+        problems.add(Problem("base", base, rule, "for example base: ../sop.yaml"))
+        return []
+    return [os.path.normpath(path.parent / file) for file in paths]
+
+
+def _read_seeds(seeds: object, problems: _Problems) -> list[int]:
+    whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    if isinstance(seeds, list) and whole and seeds and len(set(seeds)) == len(seeds):
+        return seeds
+    rule = "must be a list of different whole numbers, at least 0"
+    problems.add(Problem("seeds", seeds, rule, "for example seeds: [0, 1]"))
+    return []
+
+
+def _read_axes(tree: Mapping[str, Any], problems: _Problems) -> dict[str, list[_Point]]:
+    grid = dict(_mapping("grid", tree.get("grid", {}), problems))
+    variants = _mapping("variants", tree.get("variants", {}), problems)
+    if variants and "variant" in grid:
+        problems.add("grid: variant: variants are an axis of this name; choose another")
+    if variants:
+        grid["variant"] = variants
+    axes: dict[str, list[_Point]] = {}
+    for axis, given in grid.items():
+        if isinstance(given, list):
+            given = {_label(axis, value): value for value in given}
+            if len(given) < len(grid[axis]):
+                problems.add(Problem(axis, grid[axis], "has a value twice", "remove one"))
+        elif not isinstance(given, dict):
+            given = {}
+        if not given:
+            fix = (
+                f"for example {axis}: {{small: {{batch.classes: 4}}, large: {{batch.classes: 8}}}}"
+            )
+            problems.add(Problem(axis, grid[axis], "must be a list or a mapping of points", fix))
+        axes[axis] = [_read_point(axis, label, value, problems) for label, value in given.items()]
+    return axes
+
+
+def _read_point(axis: str, label: object, value: object, problems: _Problems) -> _Point:
+    if not LABEL.fullmatch(str(label)) and axis != "set":
+        fix = "use letters, digits, and . + - _ after the first"
+        problems.add(Problem(axis, label, "not a label", fix))
+    if not isinstance(value, dict):
+        if "." not in axis:
+            fix = f"for example {label}: {{batch.classes: 4}}"
+            problems.add(
+                Problem(f"{axis}: {label}", value, "must be a mapping of config keys", fix)
+            )
+            return _Point(str(label), {}, {})
+        value = {axis: value}
+    given = {str(key): item for key, item in value.items()}
+    slurm = _mapping(f"{axis}: {label}: slurm", given.pop("slurm", {}), problems)
+    return _Point(str(label), {key: as_text(v) for key, v in given.items()}, slurm)
+
+
+def _mapping(key: str, value: object, problems: _Problems) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {str(name): item for name, item in value.items()}
+    problems.add(Problem(key, value, "must be a mapping", f"write {key}: {{...}}, or remove it"))
+    return {}
+
+
+def _label(axis: str, value: object) -> str:
+    """embedding_size64; a text speaks for itself."""
+    text = (
+        value
+        if isinstance(value, str)
+        else axis.rpartition(".")[2] + json.dumps(value, default=str)
+    )
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-")
+
+
+def as_text(value: object) -> str:
+    """The value as --set reads it back."""
+    plain = isinstance(value, str) and TEXT.fullmatch(value)
+    return str(value) if plain else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _inside(folder: str, name: str) -> str:
+    try:
+        return as_text(str(Path(str(parse(folder)), name)))
+    except ValueError:
+        return folder  # not YAML, which the config reports
+
+
+def _overlay(layers: Iterable[Overrides]) -> Overrides:
+    """Later layers win, with the two exceptions of the config: `length`, and another loss."""
+    merged: Overrides = {}
+    for layer in layers:
+        if any(key.startswith("length.") for key in layer):
+            merged = {key: v for key, v in merged.items() if not key.startswith("length.")}
+        if layer.get("loss.name", merged.get("loss.name")) != merged.get("loss.name"):
+            merged = {key: v for key, v in merged.items() if not key.startswith("loss.")}
+        merged |= layer
+    return merged
+
+
+def _read_resources(
+    given: Mapping[str, object], problems: _Problems, run: str | None = None
+) -> Resources:
+    hints, known = get_type_hints(Resources), {f.name: f for f in fields(Resources)}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in known:
+            fix = f"{did_you_mean(key, known)}slurm has {', '.join(known)}"
+            problems.add(Problem(f"slurm.{key}", value, "unknown key", fix), run)
+        elif value is not None or type(None) not in get_args(hints[key]):
+            kind = int if int in (hints[key], *get_args(hints[key])) else str
+            try:
+                values[key] = fit(value, kind, known[key].metadata["rule"])
+            except ValueError as error:
+                fix = f"the default is {known[key].default}"
+                problems.add(Problem(f"slurm.{key}", value, str(error), fix), run)
+    return Resources(**values)
+
+
+def plan_all(sweep: Sweep, processes: int | None = None) -> tuple[Plan, ...]:
+    """The plan of every run, for the processes it asks for or another number; SweepError."""
+    problems, plans = _Problems(), []
+    sizes: dict[str, tuple[int | None, int | None]] = {}
+    for run in sweep.runs:
+        needs = run.resources
+        if needs.gpus_per_node not in (0, needs.processes_per_node):
+            rule = f"one process a GPU, but processes_per_node is {needs.processes_per_node}"
+            fix = "give both the same number, or no GPUs"
+            problems.add(Problem("slurm.gpus_per_node", needs.gpus_per_node, rule, fix), run.name)
+        count = needs.processes if processes is None else processes
+        try:
+            shards = run.config.data.shards
+            if shards not in sizes:
+                sizes[shards] = built_sizes(run.config)
+            plans.append(plan(run.config, count, *sizes[shards]))
+        except ConfigError as error:
+            problems.add_all(error.problems, run.name)
+        except ValueError as error:  # ShardError: damaged shards
+            problems.add(error, run.name)
+    if problems.runs:
+        raise SweepError(problems.told(len(sweep.runs)), f"the plans of {sweep.path}")
+    return tuple(plans)

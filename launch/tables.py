@@ -1,0 +1,178 @@
+"""Our results beside the paper's: the rows of a study, as Markdown, and every run as CSV."""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launch.paper import Table, beside
+from launch.records import FINISHED, Group, Run, Spread, Study
+
+SPREAD = "Shares in percent: the mean over n seeds (lowest to highest)."
+
+
+@dataclass(frozen=True)
+class Cells:
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def cells(study: Study, tables: Sequence[Table]) -> Cells:
+    """A row for every group: what it is, what came out, what the paper has, what it took."""
+    papers = beside(study, tables)
+    others = [key for key in score_names(study.runs) if key != "recall@1"]
+    header = (
+        *("runs", *study.columns, "n", "Recall@1", *(_paper_title(study, t) for t in papers)),
+        *("steps without pairs", "images", "steps", "seconds", "images/s", *map(_title, others)),
+    )
+    rows = tuple(
+        (
+            *(group.label, *(_value(group.settings.get(key)) for key in study.columns)),
+            *(_count(group), _percent(group.spread("recall@1"), whole=True)),
+            *(_paper_score(group, table) for table in papers),
+            _percent(group.spread("steps_without_pairs"), whole=True),
+            *(_number(group.spread(k)) for k in ("images", "step", "seconds", "images_per_second")),
+            *(_percent(group.spread(key)) for key in others),
+        )
+        for group in study.groups
+    )
+    return Cells(header, rows)
+
+
+def score_names(runs: Sequence[Run]) -> tuple[str, ...]:
+    """recall@1, recall@10, ..., r_precision, map@r, and on held-out classes, where there are any."""
+    names = dict.fromkeys(key for run in runs for key in run.result if run.number(key) is not None)
+    scores = ("recall@", "r_precision", "map@r", "validation_")
+    return tuple(sorted((k for k in names if k.startswith(scores)), key=_score_order))
+
+
+def _score_order(key: str) -> tuple[bool, bool, int]:
+    _, _, k = key.partition("recall@")
+    return key.startswith("validation_"), not k, int(k) if k.isdigit() else 0
+
+
+def facts(study: Study, tables: Sequence[Table]) -> list[str]:
+    """What a reader should know about a study before its table."""
+    states = Counter(run.state for run in study.runs)
+    told = [", ".join(f"{count} {state}" for state, count in states.items()) + "."]
+    seconds = [x for run in study.runs if (x := run.number("seconds")) is not None]
+    if seconds:
+        told.append(f"{sum(seconds) / 3600:.2f} hours of training in all. {SPREAD}")
+    if any(group.settings["eval.validation_classes"] for group in study.groups):
+        told.append("Where classes are held out, images and steps are those of the best step.")
+    papers = beside(study, tables)
+    others = [table.dataset for table in papers if table.dataset not in study.datasets]
+    if others:
+        names = ", ".join(dict.fromkeys(others))
+        told.append(
+            f"The paper's are of other datasets ({names}): a shape to compare, not a score."
+        )
+    told += [f"{table.table} on {table.dataset}: {table.note}." for table in papers if table.note]
+    follows = [key for key in study.varying if key not in study.columns]
+    if follows:
+        told.append(f"With the columns shown also change: {', '.join(follows)}.")
+    return told
+
+
+def missing(run: Run) -> str:
+    return f"{run.name}: {run.state}" + (f", {run.note}" if run.note else "")
+
+
+def markdown(studies: Sequence[Study], tables: Sequence[Table]) -> str:
+    parts = []
+    for study in studies:
+        found = cells(study, tables)
+        parts += [f"## {study.name}", " ".join(facts(study, tables))]
+        if found.rows:
+            lines = [found.header, ["---"] * len(found.header), *found.rows]
+            parts.append("\n".join(f"| {' | '.join(map(_bare, line))} |" for line in lines))
+        if study.without_result():
+            items = "\n".join(f"- {missing(run)}" for run in study.without_result())
+            parts.append(f"Without a result:\n\n{items}")
+    return "\n\n".join(parts) + "\n"
+
+
+def as_csv(studies: Sequence[Study], tables: Sequence[Table]) -> str:
+    """A line for every run, fractions and all digits; the paper's Recall@1 where the dataset is its."""
+    runs = [run for study in studies for run in study.runs]
+    keys = list(dict.fromkeys(key for study in studies for key in study.varying))
+    scores = [*score_names(runs), "images", "step", "steps_without_pairs", "seconds", "world_size"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    fixed = ["study", "run", "state", "note", "dataset", "seed"]
+    writer.writerow([*fixed, *keys, *scores, "images_per_second", "paper recall@1", "paper table"])
+    for study in studies:
+        papers = beside(study, tables)
+        for run in study.runs:
+            score, source = _of_the_paper(run, papers)
+            dataset = run.settings.get("data.dataset", "")
+            writer.writerow(
+                [
+                    *(study.name, run.name, run.state, run.note, dataset, run.seed),
+                    *(run.settings.get(key, "") for key in keys),
+                    *("" if (x := run.number(key)) is None else x for key in scores),
+                    *(
+                        "" if run.images_per_second is None else run.images_per_second,
+                        score,
+                        source,
+                    ),
+                ]
+            )
+    return text.getvalue()
+
+
+def _of_the_paper(run: Run, papers: Sequence[Table]) -> tuple[Any, str]:
+    for table in papers:
+        if table.dataset == run.settings.get("data.dataset") and (row := table.of(run.settings)):
+            return round(row.recall["recall@1"] / 100, 4), table.table
+    return "", ""
+
+
+def _bare(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _title(key: str) -> str:
+    return key.replace("recall@", "Recall@").replace("_", " ")
+
+
+def _value(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "yes", False: "no"}[value]
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _count(group: Group) -> str:
+    finished = sum(run.state == FINISHED for run in group.runs)
+    total = len(group.runs)
+    return str(total) if finished == total else f"{finished} of {total}"
+
+
+def _percent(spread: Spread | None, *, whole: bool = False) -> str:
+    if spread is None:
+        return ""
+    low, mean, high = (f"{100 * x:.2f}" for x in (spread.low, spread.mean, spread.high))
+    return f"{mean} ({low} to {high})" if whole and low != high else mean
+
+
+def _number(spread: Spread | None) -> str:
+    return "" if spread is None else f"{spread.mean:,.0f}"
+
+
+def _paper_title(study: Study, table: Table) -> str:
+    ks = "/".join(key.removeprefix("recall@") for key in _shown(study.datasets, table))
+    where = "" if table.dataset in study.datasets else f" on {table.dataset}"
+    return f"paper{where}, Recall@{ks} ({table.table})"
+
+
+def _paper_score(group: Group, table: Table) -> str:
+    row = table.of(group.settings)
+    keys = _shown({group.settings["data.dataset"]}, table)
+    return "/".join(f"{row.recall[key]:.{table.digits}f}" for key in keys) if row else ""
+
+
+def _shown(datasets: set[str], table: Table) -> list[str]:
+    """Of another dataset Recall@1 is enough."""
+    return list(table.rows[0].recall) if table.dataset in datasets else ["recall@1"]
