@@ -9,17 +9,18 @@ import sys
 
 from dml.train import main
 
-left = int(sys.argv[1])
-fsync = os.fsync
+
+def deadly(left, fsync):
+    calls = iter(range(left))
+
+    def call(descriptor):
+        if next(calls, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        fsync(descriptor)
+
+    return call
 
 
-def deadly(descriptor):
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    fsync(descriptor)
-
-
-os.fsync = deadly
-os._exit(main(sys.argv[2:]))
+if __name__ == "__main__":
+    os.fsync = deadly(int(sys.argv[1]), os.fsync)
+    os._exit(main(sys.argv[2:]))

@@ -19,5 +19,6 @@ def slowly(*args):
     write_step(*args)
 
 
-dml.checkpoint.write_step = slowly
-os._exit(main(sys.argv[1:]))
+if __name__ == "__main__":
+    dml.checkpoint.write_step = slowly
+    os._exit(main(sys.argv[1:]))
