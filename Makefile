@@ -25,8 +25,8 @@ test: $(STAMP) ## all tests
 
 # apt packages, so only as root; without them the tests of the cluster are skipped, in CI they fail
 slurm: ## install Slurm for the tests (Debian, as root)
-	@command -v slurmctld slurmd sbatch munged >/dev/null || { \
-		apt-get update -q && apt-get install -y --no-install-recommends \
+	@(for each in slurmctld slurmd sbatch munged; do command -v $$each >/dev/null || exit 1; done) \
+		|| { apt-get update -q && apt-get install -y --no-install-recommends \
 		slurmctld slurmd slurm-client munge; }
 
 test-slurm: $(STAMP) slurm ## sweeps on a real Slurm of two nodes (as root)

@@ -119,12 +119,10 @@ def leave_group() -> None:
 def own_cores(local: int) -> int:
     """How many cores each of `local` processes on this machine has for itself. (Launchers give it
     one thread.)"""
-    slurm = os.environ.get("SLURM_CPUS_PER_TASK")  # one task a process
-    if slurm:
-        return int(slurm)
     linux = sys.platform == "linux"  # where a job may have only some of the cores
     cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
-    return max(1, cores // local)
+    slurm = os.environ.get("SLURM_CPUS_PER_TASK")  # one task a process, bound to its cores or not
+    return min(cores, int(slurm)) if slurm else max(1, cores // local)
 
 
 def settle_buckets(model: nn.Module, images: Tensor) -> None:

@@ -90,13 +90,18 @@ def hold(folder: Path) -> IO[str]:
     return file
 
 
-def refuse_another(folder: Path, before: Config, config: Config) -> None:
+def differences(before: Config, config: Config) -> list[str]:
+    """What makes it another run."""
     was, now = flat(before), flat(config)
-    changed = [
+    return [
         f"{key} was {was.get(key)!r} and is {now.get(key)!r}"
         for key in {**was, **now}
         if was.get(key) != now.get(key) and key not in MAY_CHANGE
     ]
+
+
+def refuse_another(folder: Path, before: Config, config: Config) -> None:
+    changed = differences(before, config)
     if changed:
         raise RunError(
             f"{folder} is a run of another config: {'; '.join(changed)}; set run.name to another "

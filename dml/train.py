@@ -209,7 +209,9 @@ def run(
         accelerator,
         index,
         spec,
-        config.eval.ks,
+        tuple(
+            sorted({1, *config.eval.ks})
+        ),  # Recall@1 chooses the step, and is what people ask for
         config.engine.micro_batch or min(256, numbers.images_per_process),
         *loading,
         pause,
@@ -295,6 +297,7 @@ def run(
             **found.scores,
             "step": step,
             "images": step * numbers.batch_size,
+            "trained_steps": progress.step,
             "steps_without_pairs": progress.without_pairs / progress.step,
             "validation_recall@1": progress.best_recall if step == progress.best_step else None,
             "untrained": progress.untrained,

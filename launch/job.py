@@ -12,6 +12,7 @@ place, finish(); the truth about a run is in its own folder, never in submitit's
 import os
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from dml.train import main as train
-from launch.outcome import CRASHED, FAILED, settle
+from launch.outcome import CRASHED, FAILED, note, settle
 from launch.sweep import SweepRun
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
 FIRST_PORT, PORTS = 20_000, 12_000  # below those that Linux gives to clients, 32768 and up
+APART = 1_009  # between the ports of a job's starts: the next ones are those of the next jobs
+TRIES, PAUSE = 3, 20  # seconds; Slurm's controller may be busy, or restarting
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,9 @@ class Job:
         code = CRASHED
         try:
             code = train(self.argv)
-        except Exception:
-            traceback.print_exc()
-            raise
         finally:
+            if isinstance(sys.exc_info()[1], Exception):
+                traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
             # At the interpreter's own end gloo's threads may abort, and others wait for each other.
@@ -68,17 +70,21 @@ def job_of(run: SweepRun) -> Job:
 
 
 def distributed(here: "JobEnvironment") -> dict[str, str]:
-    port = FIRST_PORT + int(here.raw_job_id) % PORTS
-    return group(
-        here.global_rank, here.num_tasks, here.num_tasks // here.num_nodes, here.hostnames[0], port
-    )
+    # another port after a requeue: the last one may be what was busy
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    port = FIRST_PORT + (int(here.raw_job_id) + APART * restarts) % PORTS
+    per_node = here.num_tasks // here.num_nodes
+    place = (here.global_rank, here.local_rank)
+    return group(*place, here.num_tasks, per_node, here.hostnames[0], port)
 
 
-def group(rank: int, processes: int, per_node: int, address: str, port: int) -> dict[str, str]:
+def group(
+    rank: int, local_rank: int, processes: int, per_node: int, address: str, port: int
+) -> dict[str, str]:
     """What torch.distributed and accelerate read."""
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank % per_node),
+        "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(per_node),
         "MASTER_ADDR": address,
@@ -95,17 +101,40 @@ def finish(folder: str, code: int) -> int:
     os.environ["SUBMITIT_FOLDER"] = folder
     here = JobEnvironment()
     job = cast(Job, DelayedSubmission.load(here.paths.submitted_pickle).function)
-    if settle(Path(job.folder), code, here.paths.stdout) and running(here.job_id):
+    if settle(Path(job.folder), code, logs(Path(folder), here.job_id)):
         # By the name of the array's element: the raw id of the last one means the whole array.
-        subprocess.run(["scontrol", "requeue", here.job_id], check=False, timeout=60)
+        why = requeue(here.job_id)
+        if why:
+            note(Path(job.folder), f"{here.job_id} could not be requeued: {why}")
     return code
 
 
-def running(job: str) -> bool:
-    """Not if somebody has cancelled it, or Slurm itself has requeued it."""
-    command = ["squeue", "--noheader", f"--jobs={job}", "--format=%T"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    return found.stdout.split() == ["RUNNING"]
+def logs(folder: Path, job: str) -> list[Path]:
+    """Of the job's tasks, by rank."""
+    found = folder.glob(f"{job}_*_log.out")
+    return sorted(found, key=lambda path: (len(path.name), path.name))
+
+
+def requeue(job: str) -> str:
+    """Why it could not be, or nothing."""
+    why = ""
+    for attempt in range(TRIES):
+        time.sleep(PAUSE if attempt else 0)
+        try:
+            # Not if somebody has cancelled it, or Slurm itself has requeued it.
+            if slurm("squeue", "--noheader", f"--jobs={job}", "--format=%T") == "RUNNING":
+                slurm("scontrol", "requeue", job)
+            return ""
+        except subprocess.CalledProcessError as error:
+            why = error.stderr.strip()
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = str(error)
+    return why
+
+
+def slurm(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
 
 
 def main(argv: Sequence[str]) -> int:

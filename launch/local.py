@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launch.job import group, job_of
-from launch.outcome import FAILED, settle
+from launch.outcome import FAILED, LAUNCHER, STARTED, settle
 from launch.status import work_on
 from launch.submission import ROOT, STRAGGLERS
 from launch.sweep import SweepRun
@@ -20,28 +20,30 @@ LOGS = "local"
 
 def run_here(run: SweepRun, tick: Callable[[], None]) -> None:
     """To its end, good or bad; `tick` is called every now and then. KeyboardInterrupt lets it save."""
-    job, log = job_of(run), Path(run.config.run.dir, LOGS, f"{run.name}_0.log")
-    folder = Path(job.folder)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    job, where = job_of(run), Path(run.config.run.dir, LOGS)
+    folder, count = Path(job.folder), run.resources.processes_per_node
+    logs = [where / f"{run.name}_{rank}.log" for rank in range(count)]
+    where.mkdir(parents=True, exist_ok=True)
     with work_on(folder) as lock:
         again = True
         while again:
             (folder / FAILED).unlink(missing_ok=True)
-            processes = start(job.argv, run.resources.processes_per_node, log, lock)
+            processes = start(job.argv, logs, lock)
             try:
                 code = wait(processes, tick)
             finally:
                 end(processes)
-            again = settle(folder, code, log)
+            again = settle(folder, code, logs)
 
 
-def start(
-    argv: Sequence[str], processes: int, log: Path, lock: int
-) -> list["subprocess.Popen[bytes]"]:
-    port, started = free_port(), []
-    for rank in range(processes):
-        environment = {**os.environ, **group(rank, processes, processes, "127.0.0.1", port)}
-        with log.with_name(log.name.replace("_0.log", f"_{rank}.log")).open("ab") as out:
+def start(argv: Sequence[str], logs: Sequence[Path], lock: int) -> list["subprocess.Popen[bytes]"]:
+    port, started, count = free_port(), [], len(logs)
+    for rank, log in enumerate(logs):
+        place = group(rank, rank, count, count, "127.0.0.1", port)
+        environment = {**os.environ, **place}
+        with log.open("ab") as out:
+            out.write(f"{LAUNCHER}{STARTED}{count} processes\n".encode())
+            out.flush()
             started.append(
                 subprocess.Popen(
                     [sys.executable, str(ROOT / "dml" / "train.py"), *argv],

@@ -6,13 +6,15 @@
 other   killed or crashed: to be continued from the last checkpoint
 
 runs/SWEEP/NAME/failed.json      reason, code, log; until the run starts again
-runs/SWEEP/NAME/restarts.json    how often it was continued without getting any further
+runs/SWEEP/NAME/restarts.json    how often it was continued without getting any further; a note
 """
 
 import json
 import os
+import re
 import signal
 from collections.abc import Mapping, Sequence
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +24,26 @@ FAILED, RESTARTS, RESULT = "failed.json", "restarts.json", "result.json"
 CRASHED = 1
 PATIENCE = 5  # starts in a row that may end without a checkpoint further
 SAID = "dml/train.py: "  # how a sentence of the training begins
-NOISE = ("srun: ", "slurmstepd", "submitit ")
+LAUNCHER = "launch/local.py: "
+NOISE = ("srun: ", "slurmstepd", "submitit ", LAUNCHER)
+STARTED = "Starting with "  # of submitit and launch/local.py: every start begins its logs so
+TRACEBACK = "Traceback (most recent call last)"
+BY_TORCH = re.compile(r"^\[rank\d+\]: ")
+NO_MEMORY = re.compile(r"\boom[-_ ]?kill|out of memory", re.IGNORECASE)
 LAST_LINES = 20
 
 
-def settle(folder: Path, code: int, log: Path) -> bool:
-    """Note how a run ended, by the exit code of its processes; whether to start it again."""
+def settle(folder: Path, code: int, logs: Sequence[Path]) -> bool:
+    """Note how a run ended, by the exit code of its processes; whether to start it again.
+
+    logs: of the processes, by rank.
+    """
     if code == FINISHED:
         clear(folder)
         return False
-    lines = read_log(log)
+    said = [last_start(read_log(log)) for log in logs] or [[]]
     if code in (MISTAKE, DIVERGED):
-        fail(folder, code, sentence(lines), lines)
+        fail(folder, code, sentence(said[0]), said[0])
         return False
     step, times = last_step(folder), 1
     before = read_json(folder / RESTARTS)
@@ -42,8 +52,10 @@ def settle(folder: Path, code: int, log: Path) -> bool:
     if times < PATIENCE:
         write_json(folder / RESTARTS, {"step": step, "times": times, "code": code})
         return True
-    how = f"{ending(code)}, {times} times in a row without a checkpoint after step {step:,}"
-    fail(folder, code, f"{how}: {sentence(lines)}", lines)
+    memory = " (out of memory)" if any(map(NO_MEMORY.search, chain(*said))) else ""
+    rank, why = crash(said)
+    how = f"{ending(code)}{memory}, {times} times in a row without a checkpoint after step {step:,}"
+    fail(folder, code, f"{how}: {why}", said[rank])
     return False
 
 
@@ -51,6 +63,11 @@ def clear(folder: Path) -> None:
     """Nothing that was noted holds any longer."""
     for name in (FAILED, RESTARTS):
         (folder / name).unlink(missing_ok=True)
+
+
+def note(folder: Path, text: str) -> None:
+    """For --status, until the run goes on."""
+    write_json(folder / RESTARTS, {**(read_json(folder / RESTARTS) or {}), "note": text})
 
 
 def fail(folder: Path, code: int, reason: str, lines: Sequence[str]) -> None:
@@ -67,7 +84,7 @@ def ending(code: int) -> str:
             name = signal.Signals(code - 128).name
         except ValueError:
             name = f"signal {code - 128}"
-        return f"ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+        return f"ended by {name}"
     return f"ended with code {code}"
 
 
@@ -79,12 +96,41 @@ def read_log(path: Path) -> list[str]:
     return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 
+def last_start(lines: Sequence[str]) -> Sequence[str]:
+    """Every start appends to the same logs."""
+    starts = [i for i, line in enumerate(lines) if line.startswith(NOISE) and STARTED in line]
+    return lines[starts[-1] :] if starts else lines
+
+
 def sentence(lines: Sequence[str]) -> str:
-    """What the training said last: its message, of one line or several, or else the last line."""
+    """The last message of the training, with its indented lines, or else how its log ends."""
+    begins = [i for i, line in enumerate(lines) if line.startswith(SAID)]
+    if not begins:
+        return error(lines) or last_line(lines)
+    first, *more = lines[begins[-1] :]
+    return "\n".join([first.removeprefix(SAID), *takewhile(lambda x: x.startswith(" "), more)])
+
+
+def crash(said: Sequence[Sequence[str]]) -> tuple[int, str]:
+    """The process that broke, and how; said: the lines of every process."""
+    errors = [(rank, found) for rank, lines in enumerate(said) if (found := error(lines))]
+    if not errors:
+        return 0, last_line(said[0])
+    # when one process breaks, the others lose their connection to it
+    rank, found = min(errors, key=lambda x: "connection" in x[1].lower())
+    return rank, f"process {rank}: {found}"
+
+
+def error(lines: Sequence[str]) -> str | None:
+    """The last line of the last traceback."""
+    plain = [BY_TORCH.sub("", line) for line in lines]
+    begins = [i for i, line in enumerate(plain) if line.startswith(TRACEBACK)]
+    rest = plain[begins[-1] + 1 :] if begins else []
+    return next((line for line in rest if not line.startswith(" ")), None)
+
+
+def last_line(lines: Sequence[str]) -> str:
     own = [line for line in lines if not line.startswith(NOISE)]
-    begins = [i for i, line in enumerate(own) if line.startswith(SAID)]
-    if begins:
-        return "\n".join(own[begins[-1] :]).removeprefix(SAID)
     return own[-1] if own else "it said nothing"
 
 

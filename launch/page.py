@@ -89,8 +89,10 @@ def figures(study: Study, papers: Sequence[Table]) -> Iterable[str]:
         yield from _by_setting(study, key, [table for table in papers if table.by == key])
     for split in dict.fromkeys(seen.split for run in study.runs for seen in run.seen):
         title = f"Recall@1 of the {split} classes, against"
-        yield chart(f"{title} images seen", "images", _curves(study, split, lambda s: s.images))
-        yield chart(f"{title} steps", "steps", _curves(study, split, lambda s: s.step), log_x=True)
+        mean = " (mean of the finished seeds; one that stops early shortens it)"
+        images, steps = (_curves(study, split, x) for x in (lambda s: s.images, lambda s: s.step))
+        yield chart(f"{title} images seen{mean}", "images", images)
+        yield chart(f"{title} steps{mean}", "steps", steps, log_x=True)
 
 
 def _by_setting(study: Study, key: str, papers: Sequence[Table]) -> Iterable[str]:
@@ -130,10 +132,10 @@ def _of_paper(table: Table, key: str) -> Series:
 
 
 def _curves(study: Study, split: str, x_of: Callable[[Seen], int]) -> list[Series]:
-    """The mean of a group's seeds, as far as all of them went."""
+    """The mean of a group's finished seeds, as far as all of them went."""
     series = []
     for group in study.groups:
-        runs = [tuple(s for s in run.seen if s.split == split) for run in group.runs]
+        runs = [tuple(s for s in run.seen if s.split == split) for run in group.finished]
         runs = [seen for seen in runs if seen]
         steps = sorted(set.intersection(*({s.step for s in seen} for seen in runs)) if runs else ())
         points = tuple(_mean_at(group, step, runs, x_of) for step in steps)
@@ -148,5 +150,7 @@ def _mean_at(
     seen = [s for run in runs for s in run if s.step == step]
     recalls = [s.recall for s in seen]
     mean = sum(recalls) / len(recalls)
-    tip = f"{group.label}, step {step:,}, {seen[0].images:,} images: {percent(mean)}"
+    tip = (
+        f"{group.label}, step {step:,}, {seen[0].images:,} images: {percent(mean)}, n = {len(seen)}"
+    )
     return Point(x_of(seen[0]), mean, min(recalls), max(recalls), tip)

@@ -64,9 +64,10 @@ def _read(path: Path) -> Table:
 
 def beside(study: Study, tables: Sequence[Table]) -> tuple[Table, ...]:
     """The tables that belong next to a study: those of what it varies, or else of its dataset."""
+    varied = any(table.by in study.varying for table in tables)
 
     def belongs(table: Table) -> bool:
-        same = table.by in study.varying if study.varying else table.dataset in study.datasets
+        same = table.by in study.varying if varied else table.dataset in study.datasets
         return same and any(table.of(group.settings) for group in study.groups)
 
     found = [table for table in tables if belongs(table)]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 WIDTH, HEIGHT = 520, 300
@@ -61,7 +61,10 @@ def chart(
     log_x: bool = False,
     percents: bool = True,
 ) -> str:
-    """A figure of shares: title, plot, legend; nothing without points."""
+    """A figure of shares: title, plot, legend; nothing without points. A logarithm has no place for
+    step 0."""
+    if log_x:
+        series = [replace(s, points=tuple(p for p in s.points if p.x > 0)) for s in series]
     points = [point for one in series for point in one.points]
     if not points:
         return ""

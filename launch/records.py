@@ -15,10 +15,10 @@ from dml.config import ConfigError, load, to_dict
 FINISHED, FAILED, UNFINISHED, ABSENT = "finished", "failed", "unfinished", "never started"
 
 # How a run is carried out and looked at; what is learned does not depend on it. batch.size stands for
-# batch.classes.
+# batch.classes. Where classes are held out, eval.every_steps counts: it decides what is chosen from.
 IGNORED = {
     *("run.name", "run.dir", "run.seed", "run.log_steps", "save.every_minutes", "batch.classes"),
-    *("data.shards", "data.workers", "data.prefetch", "engine.tile", "engine.micro_batch"),
+    *("data.workers", "data.prefetch", "engine.tile", "engine.micro_batch"),
     *("eval.ks", "eval.every_steps", "eval.untrained"),
 }
 
@@ -35,7 +35,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Run:
-    """settings: section.key -> value. note: why there is no result, and log: the last lines of it."""
+    """settings: section.key -> value. planned: the steps it may take. note: why there is no result,
+    and log: the last lines of it."""
 
     study: str
     name: str
@@ -44,6 +45,7 @@ class Run:
     result: Mapping[str, Any]
     seen: tuple[Seen, ...] = ()
     images_per_second: float | None = None
+    planned: int | None = None
     note: str = ""
     log: tuple[str, ...] = ()
 
@@ -70,9 +72,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but the seed."""
+    """Runs that differ in nothing but the seed. lost: those of its label that left no config."""
 
     runs: tuple[Run, ...]
+    lost: tuple[Run, ...] = ()
 
     @property
     def label(self) -> str:
@@ -80,41 +83,65 @@ class Group:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return self.runs[0].settings
+        """Those that all its runs share."""
+        return _learned(self.runs[0])
+
+    @property
+    def seeds(self) -> int:
+        return len({run.seed for run in self.runs}) + len(self.lost)
+
+    @cached_property
+    def finished(self) -> tuple[Run, ...]:
+        """One a seed: the first."""
+        done = [run for run in self.runs if run.state == FINISHED]
+        return tuple({run.seed: run for run in reversed(done)}.values())[::-1]
+
+    @property
+    def again(self) -> tuple[Run, ...]:
+        """Finished runs of a seed that another one stands for."""
+        done = (run for run in self.runs if run.state == FINISHED)
+        return tuple(run for run in done if run not in self.finished)
 
     def spread(self, key: str) -> Spread | None:
-        """Over the finished runs."""
-        finished = [run for run in self.runs if run.state == FINISHED]
-        found = [x for run in finished if (x := run.number(key)) is not None]
+        """Over the finished seeds."""
+        found = [x for run in self.finished if (x := run.number(key)) is not None]
         return Spread(mean(found), min(found), max(found), len(found)) if found else None
 
 
 @dataclass(frozen=True)
 class Study:
-    """The runs of one folder."""
+    """The runs of one folder, by its path below the root."""
 
     name: str
     runs: tuple[Run, ...]
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """Of the runs that started, ordered by what varies; batch sizes, the first, vary fastest."""
+        """Of the runs that started, ordered by the columns; batch sizes, the first, vary fastest."""
         found: dict[str, list[Run]] = {}
         for run in self.runs:
             if run.settings:
                 found.setdefault(json.dumps(_learned(run), sort_keys=True), []).append(run)
 
         def order(group: Group) -> list[tuple[float, str]]:
-            return [_order(group.settings.get(key)) for key in reversed(self.varying)]
+            return [_order(group.settings.get(key)) for key in reversed(self.columns)]
 
-        return tuple(sorted((Group(tuple(runs)) for runs in found.values()), key=order))
+        lost = [run for run in self.runs if not run.settings]
+        groups = []
+        for runs in found.values():
+            labels = {run.label for run in runs}
+            groups.append(Group(tuple(runs), tuple(run for run in lost if run.label in labels)))
+        return tuple(sorted(groups, key=order))
 
     @cached_property
     def varying(self) -> tuple[str, ...]:
         """The settings in which the groups differ."""
-        settings = [_learned(run) for run in self.runs if run.settings]
-        keys = dict.fromkeys(key for learned in settings for key in learned)
-        return tuple(k for k in keys if len({json.dumps(s.get(k)) for s in settings}) > 1)
+        keys = dict.fromkeys(key for learned in self._learned for key in learned)
+        return tuple(k for k in keys if len({json.dumps(s.get(k)) for s in self._learned}) > 1)
+
+    @cached_property
+    def _learned(self) -> list[dict[str, Any]]:
+        return [_learned(run) for run in self.runs if run.settings]
 
     @property
     def datasets(self) -> set[str]:
@@ -127,7 +154,7 @@ class Study:
         told = 1
         for key in self.varying:
             tried = [*kept, key]
-            apart = {json.dumps([g.settings.get(k) for k in tried]) for g in self.groups}
+            apart = {json.dumps([s.get(k) for k in tried]) for s in self._learned}
             if len(apart) > told:
                 kept, told = tried, len(apart)
         return tuple(kept)
@@ -137,7 +164,8 @@ class Study:
 
 
 def _learned(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in run.settings.items() if key not in IGNORED}
+    ignored = IGNORED - ({"eval.every_steps"} if run.settings["eval.validation_classes"] else set())
+    return {key: value for key, value in run.settings.items() if key not in ignored}
 
 
 def _order(value: object) -> tuple[float, str]:
@@ -147,19 +175,36 @@ def _order(value: object) -> tuple[float, str]:
 
 
 def read_studies(root: Path, expected: Sequence[tuple[str, str]] = ()) -> tuple[Study, ...]:
-    """Every run under a folder, by the folder it stands in; expected: (study, run) of a sweep."""
+    """Every run under a folder, by the folder it stands in; expected: (sweep, run), besides those
+    that a sweep.json of launch/slurm.py names."""
+    root = root.resolve()
     # a job that failed at once, for a bad config say, leaves nothing but failed.json
     files = [path for name in ("config.yaml", "failed.json") for path in root.rglob(name)]
-    runs = [read_run(folder) for folder in sorted({path.parent for path in files})]
+    runs = [read_run(folder, root) for folder in sorted({path.parent for path in files})]
     there = {(run.study, run.name) for run in runs}
-    runs += [Run(*pair, ABSENT, {}, {}) for pair in expected if pair not in there]
+    submitted = [
+        (_study(book.parent, root), name)
+        for book in sorted(root.rglob("sweep.json"))
+        for entry in _object(book).get("submissions", ())
+        for name in entry["runs"]
+    ]
+    known = {study for study, _ in (*there, *submitted)}
+    for sweep, name in expected:
+        places = sorted(study for study in known if Path(study).name == sweep)
+        submitted += [(study, name) for study in places or [sweep]]
+    absent = (pair for pair in dict.fromkeys(submitted) if pair not in there)
+    runs += [Run(*pair, ABSENT, {}, {}) for pair in absent]
     names = sorted({run.study for run in runs})
     return tuple(Study(name, tuple(run for run in runs if run.study == name)) for name in names)
 
 
-def read_run(folder: Path) -> Run:
-    folder = folder.resolve()
-    study, name = folder.parent.name, folder.name
+def _study(folder: Path, root: Path) -> str:
+    inside = folder != root and folder.is_relative_to(root)
+    return folder.relative_to(root).as_posix() if inside else folder.name
+
+
+def read_run(folder: Path, root: Path) -> Run:
+    study, name = _study(folder.parent, root), folder.name
     failed = _object(folder / "failed.json")
     log = tuple(map(str, failed.get("log", ())))
     try:
@@ -180,9 +225,11 @@ def read_run(folder: Path) -> Run:
     )
     result = _object(folder / "result.json")
     state, note = FINISHED, ""
-    if not result:
-        steps = _object(folder / "plan.json").get("steps")
-        last = max((line["step"] for line in lines), default=0)
+    steps = _object(folder / "plan.json").get("steps")
+    last = max((line["step"] for line in lines), default=0)
+    if result:  # those of before this key lack it
+        result = {"trained_steps": max(last, result.get("step", 0)), **result}
+    else:
         state = FAILED if failed else UNFINISHED
         note = f"last seen at step {last:,}" + (f" of {steps:,}" if steps else "")
         note = f"{failed['reason']}; {note}" if failed.get("reason") else note
@@ -194,6 +241,7 @@ def read_run(folder: Path) -> Run:
         result,
         seen,
         median(speeds) if speeds else None,
+        steps,
         note,
         log if state == FAILED else (),
     )

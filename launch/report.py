@@ -4,8 +4,8 @@
     python launch/report.py runs --out report --sweep configs/sweeps/*.yaml
 
 Every folder below RUNS with a config.yaml (or failed.json) is a run; runs that differ in nothing but
-the seed are one row. Writes report.html (self-contained), report.md and runs.csv, the same for the
-same runs.
+the seed are one row. Runs that never started are known from launch/slurm.py's sweep.json, or --sweep.
+Writes report.html (self-contained), report.md and runs.csv, the same for the same runs.
 """
 
 import argparse

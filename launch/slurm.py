@@ -1,7 +1,7 @@
 """Run a sweep on a Slurm cluster, or on this machine.
 
     python launch/slurm.py --sweep configs/sweeps/sop_batch_size.yaml --dry-run
-    python launch/slurm.py --sweep configs/sweeps/sop_batch_size.yaml --nodes 2 --partition gpu
+    python launch/slurm.py --sweep configs/sweeps/sop_batch_size.yaml --partition gpu
     python launch/slurm.py --sweep configs/sweeps/sop_batch_size.yaml --status
 
 Every run is planned before anything is submitted. The same command again skips what is finished or
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import Field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from dml.plan import Plan
@@ -23,37 +24,72 @@ from launch.status import (
     DONE,
     FAILURE,
     NEW,
-    RUNNING,
+    OTHER,
     STOPPED,
+    UNKNOWN,
     Standing,
     standing,
     summary,
     table,
 )
-from launch.submission import SlurmError, cancel, folder_of, groups, locked, queued, script, submit
+from launch.submission import (
+    Queued,
+    SlurmError,
+    cancel,
+    folder_of,
+    groups,
+    locked,
+    queued,
+    script,
+    submit,
+    submitted,
+)
 from launch.sweep import Resources, Sweep, SweepError, SweepRun, plan_all, read_sweep
 
 FINISHED, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 75
+ASKED = {  # of Slurm; the keys of Resources
+    "nodes": "nodes of a run",
+    "processes_per_node": "processes on each node; with GPUs, as many as those",
+    "gpus_per_node": "GPUs on each node; 0: none",
+    "cpus_per_process": "cores of each process",
+    "minutes": "time limit; a run that needs longer is requeued and goes on",
+    "partition": "as sbatch has it",
+    "account": "as sbatch has it",
+    "constraint": "as sbatch has it",
+    "memory_gb": "memory on each node",
+    "parallel": "runs at the same time, at most, of those that ask for the same",
+}
+
+Plans = Sequence[Plan | None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     try:
         sweep = read(arguments)
-        plans = plan_all(sweep)
         if arguments.status:
-            return show(sweep, plans, arguments.watch)
+            return show(sweep, arguments.watch)
+        if arguments.cancel:
+            with locked(folder_of(sweep.runs)):
+                return cancel_jobs(sweep)
+        plans = plan_all(sweep)
         if arguments.dry_run:
             return dry_run(sweep, plans, arguments)
         with locked(folder_of(sweep.runs)):
-            if arguments.cancel:
-                return cancel_jobs(sweep)
             if arguments.executor == "local":
                 return run_local(sweep, plans, arguments.resubmit_failed)
             return submit_rest(sweep, plans, arguments.resubmit_failed)
     except (SweepError, SlurmError) as error:
-        print(f"launch/slurm.py: {error}", file=sys.stderr)
-        return MISTAKE
+        complain(error)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "submitit":
+            raise
+        complain("submitit is not installed; pip install -e '.[slurm]'")
+    return MISTAKE
+
+
+def complain(error: object) -> None:
+    print(f"launch/slurm.py: {error}", file=sys.stderr)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -83,10 +119,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="SECTION.KEY=VALUE",
         help="overlay values of every run",
     )
-    resources = parser.add_argument_group("instead of the sweep's own")
+    resources = parser.add_argument_group("for every run, instead of what the sweep asks for")
     for key in fields(Resources):
-        resources.add_argument(f"--{key.name.replace('_', '-')}", metavar="X")
-    return parser.parse_args(argv)
+        flag = f"--{key.name.replace('_', '-')}"
+        resources.add_argument(flag, metavar="X", help=ASKED[key.name])
+    arguments = parser.parse_args(argv)
+    if arguments.watch is not None and not (arguments.status and arguments.watch > 0):
+        parser.error("--watch SECONDS goes with --status, and is more than 0")
+    return arguments
 
 
 def read(arguments: argparse.Namespace) -> Sweep:
@@ -128,28 +168,53 @@ def value_of(key: "Field[Any]", text: str) -> Any:
 # ---- looking --------------------------------------------------------------------------------------
 
 
-def look(sweep: Sweep, plans: Sequence[Plan]) -> list[Standing]:
-    queue = queued(folder_of(sweep.runs))
-    return [standing(run, plan, queue) for run, plan in zip(sweep.runs, plans, strict=True)]
+def look(sweep: Sweep, plans: Plans, anyway: bool = False) -> list[Standing]:
+    """anyway: where the queue cannot be asked, by the folders alone."""
+    folder = folder_of(sweep.runs)
+    jobs = submitted(folder)
+    try:
+        queue: dict[str, Queued] | None = queued(folder)
+    except SlurmError as error:
+        if not anyway:
+            raise
+        queue = None
+        complain(f"the queue is unknown: {error}")
+    pairs = zip(sweep.runs, plans, strict=True)
+    return [standing(run, plan, queue, jobs) for run, plan in pairs]
 
 
-def show(sweep: Sweep, plans: Sequence[Plan], every: float | None) -> int:
-    while True:
-        standings = look(sweep, plans)
-        if every and sys.stdout.isatty():
-            print("\033[2J\033[H", end="")
-        print(f"{table(standings)}\n\n{sweep.name}: {summary(standings)}", flush=True)
-        if not every or not any(each.state in ACTIVE for each in standings):
-            return FINISHED
-        time.sleep(every)
+def told_all(sweep: Sweep, standings: Sequence[Standing]) -> str:
+    return f"{sweep.name}: {summary(standings)}, in {folder_of(sweep.runs).absolute()}"
 
 
-def dry_run(sweep: Sweep, plans: Sequence[Plan], arguments: argparse.Namespace) -> int:
-    standings = look(sweep, plans)
-    print(f"{table(standings)}\n\n{sweep.name}: {summary(standings)}")
+def show(sweep: Sweep, every: float | None) -> int:
+    plans: Plans = [None] * len(sweep.runs)
+    try:
+        plans = plan_all(sweep)
+    except SweepError as error:
+        complain(f"without the numbers of the plans: {error}")
+    try:
+        while True:
+            standings = look(sweep, plans, anyway=True)
+            if every and sys.stdout.isatty():
+                print("\033[2J\033[H", end="")
+            print(f"{table(standings)}\n\n{told_all(sweep, standings)}", flush=True)
+            if not every or not any(each.state in (*ACTIVE, UNKNOWN) for each in standings):
+                return FINISHED
+            time.sleep(every)
+    except KeyboardInterrupt:
+        return FINISHED
+
+
+def dry_run(sweep: Sweep, plans: Plans, arguments: argparse.Namespace) -> int:
+    standings = look(sweep, plans, anyway=True)
+    todo = rest(sweep, standings)
+    print(f"{table(standings)}\n\n{told_all(sweep, standings)}")
+    for problem in obstacles(sweep, standings, todo):
+        complain(problem)
     if arguments.executor == "slurm":
         folder = folder_of(sweep.runs)
-        for resources, runs in groups(rest(sweep, standings)).items():
+        for resources, runs in groups(todo).items():
             print(f"\n{script(f'{sweep.name}-NUMBER', resources, len(runs), folder)}")
     return FINISHED
 
@@ -164,11 +229,40 @@ def rest(sweep: Sweep, standings: Sequence[Standing], failed: bool = False) -> l
     return [run for run, each in pairs if each.state in wanted]
 
 
-def submit_rest(sweep: Sweep, plans: Sequence[Plan], failed: bool) -> int:
+def obstacles(sweep: Sweep, standings: Sequence[Standing], todo: Sequence[SweepRun]) -> list[str]:
+    """What would go wrong: the folders that are taken, and the files that are not there."""
+    problems = [
+        f"{folder_of(sweep.runs) / each.name} is a run of another config: {each.note}; set run.dir "
+        "or remove the folder"
+        for each in standings
+        if each.state == OTHER
+    ]
+    needed: dict[str, str] = {}  # what is missing -> the first run that needs it
+    for run in todo:
+        shards, weights = run.config.data.shards, run.config.model.weights
+        if not Path(shards, "manifest.json").exists():
+            problem = f"data.shards = {shards}: there are no shards; build them or mend the path"
+            needed.setdefault(problem, run.name)
+        if weights not in (None, "pretrained") and not Path(weights).exists():
+            problem = f"model.weights = {weights}: there is no such file; mend the path"
+            needed.setdefault(problem, run.name)
+    return [*problems, *(f"{run}: {problem}" for problem, run in needed.items())]
+
+
+def ready(sweep: Sweep, standings: Sequence[Standing], failed: bool) -> list[SweepRun]:
+    """The runs to start; SweepError if they could not be."""
+    todo = rest(sweep, standings, failed)
+    problems = obstacles(sweep, standings, todo)
+    if problems:
+        raise SweepError(problems, sweep.path)
+    return todo
+
+
+def submit_rest(sweep: Sweep, plans: Plans, failed: bool) -> int:
     standings = look(sweep, plans)
-    runs = rest(sweep, standings, failed)
+    runs = ready(sweep, standings, failed)
     jobs = submit(sweep.name, runs) if runs else []
-    print(f"{sweep.name}: {summary(standings)}")
+    print(told_all(sweep, standings))
     print(f"submitted {len(runs)} of {len(sweep.runs)} runs{as_jobs(jobs)}; --status shows them")
     return hint(standings, failed)
 
@@ -197,8 +291,8 @@ def run_local(sweep: Sweep, plans: Sequence[Plan], failed: bool) -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     standings = look(sweep, plans)
-    todo = rest(sweep, standings, failed)
-    print(f"{sweep.name}: {summary(standings)}", flush=True)
+    todo = ready(sweep, standings, failed)
+    print(told_all(sweep, standings), flush=True)
     for number, (run, plan) in enumerate(zip(sweep.runs, plans, strict=True), 1):
         if run not in todo:
             continue
@@ -207,17 +301,17 @@ def run_local(sweep: Sweep, plans: Sequence[Plan], failed: bool) -> int:
             with tqdm(total=plan.steps, desc=label, unit="step", leave=False) as bar:
 
                 def tick(run: SweepRun = run, plan: Plan = plan, bar: Any = bar) -> None:
-                    bar.n = standing(run, plan, {}).step
+                    bar.n = standing(run, plan, {}, {}).step
                     bar.refresh()
 
                 run_here(run, tick)
         except KeyboardInterrupt:
             print(f"{label}: interrupted; the same command continues", flush=True)
             return INTERRUPTED
-        print(f"{label}: {told(standing(run, plan, {}))}", flush=True)
+        print(f"{label}: {told(standing(run, plan, {}, {}))}", flush=True)
     ended = look(sweep, plans)
-    print(f"{sweep.name}: {summary(ended)}", flush=True)
-    return FINISHED if all(each.state in (DONE, RUNNING) for each in ended) else FAILED
+    print(told_all(sweep, ended), flush=True)
+    return FINISHED if all(each.state in (DONE, *ACTIVE) for each in ended) else FAILED
 
 
 def told(each: Standing) -> str:

@@ -10,17 +10,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from dml.config import Config, ConfigError, load
 from dml.plan import Plan
 from launch.job import job_of
-from launch.outcome import FAILED, RESULT, last_step, read_json
-from launch.submission import Queued
-from launch.sweep import SweepRun
+from launch.outcome import FAILED, RESTARTS, RESULT, last_step, read_json
+from launch.submission import LOGS, Queued, lock
+from launch.sweep import SweepError, SweepRun
 
 AT_WORK = ".local"  # locked while a run is worked on here; the training has a lock of its own
 # pending: not yet started; requeued: started before, and waiting to go on
 PENDING, REQUEUED, RUNNING = "pending", "requeued", "running"
 # stopped: cancelled, or its node was lost; the same command goes on with it
 NEW, STOPPED, FAILURE, DONE = "new", "stopped", "failed", "finished"
+OTHER = "other config"  # what is in its folder is not this run
+UNKNOWN = "unknown"  # submitted, but there is no queue to ask
 ACTIVE = (PENDING, REQUEUED, RUNNING)
 RECENT = 10  # lines of timing to foretell from
 
@@ -31,7 +34,7 @@ class Standing:
 
     name: str
     state: str
-    plan: Plan
+    plan: Plan | None
     step: int = 0
     recall: float | None = None
     eta: timedelta | None = None
@@ -39,15 +42,21 @@ class Standing:
     log: Sequence[str] = ()
 
 
-def standing(run: SweepRun, plan: Plan, queue: Mapping[str, Queued]) -> Standing:
-    folder, job = Path(job_of(run).folder), queue.get(run.name)
+def standing(
+    run: SweepRun, plan: Plan | None, queue: Mapping[str, Queued] | None, jobs: Mapping[str, str]
+) -> Standing:
+    """queue: None if it cannot be asked. jobs: run -> its last job."""
+    folder, job = Path(job_of(run).folder), queue.get(run.name) if queue else None
+    changed = differences(folder / "config.yaml", run.config)
+    if changed:
+        return Standing(run.name, OTHER, plan, note="; ".join(changed))
     result, failed = read_json(folder / RESULT), read_json(folder / FAILED)
     if result is not None:
-        return Standing(run.name, DONE, plan, result["step"], result["recall@1"])
+        return Standing(run.name, DONE, plan, result["step"], result.get("recall@1"))
     step, recall, eta = progress(folder, plan)
     if job is not None and not (failed and job.state == "COMPLETING"):
         state = state_of(job)
-        note = f"{job.job}: {job.reason}" if state != RUNNING else job.job
+        note = job.job if job.state == "RUNNING" else f"{job.job}: {job.state}, {job.reason}"
         return Standing(
             run.name, state, plan, step, recall, eta if state == RUNNING else None, note
         )
@@ -56,7 +65,36 @@ def standing(run: SweepRun, plan: Plan, queue: Mapping[str, Queued]) -> Standing
         return Standing(run.name, FAILURE, plan, step, recall, None, reason, log)
     if at_work(folder):
         return Standing(run.name, RUNNING, plan, step, recall, eta, "here")
-    return Standing(run.name, STOPPED if folder.exists() else NEW, plan, step, recall)
+    if run.name in jobs and queue is None:
+        return Standing(
+            run.name, UNKNOWN, plan, step, recall, None, f"submitted as {jobs[run.name]}"
+        )
+    if run.name in jobs or folder.exists():
+        return Standing(run.name, STOPPED, plan, step, recall, None, whereabouts(run, jobs))
+    return Standing(run.name, NEW, plan)
+
+
+def differences(path: Path, config: Config) -> list[str]:
+    """Between a run's config.yaml, if there is one, and the config it should be of."""
+    try:
+        before = load(path) if path.exists() else config
+    except ConfigError as error:
+        return [f"{path} is not a config of this version ({error.problems[0]})"]
+    if before == config:
+        return []
+    from dml.runs import differences  # torch: only where there is something to compare
+
+    return differences(before, config)
+
+
+def whereabouts(run: SweepRun, jobs: Mapping[str, str]) -> str:
+    """By a run that has stopped: what it noted, or where its log is."""
+    noted = (read_json(Path(job_of(run).folder, RESTARTS)) or {}).get("note")
+    if noted or run.name not in jobs:
+        return noted or ""
+    job = jobs[run.name]
+    log = Path(run.config.run.dir, LOGS, f"{job}_0_log.out")
+    return f"{job} has left the queue; {f'its log: {log}' if log.exists() else 'it has no log'}"
 
 
 def state_of(job: Queued) -> str:
@@ -65,26 +103,33 @@ def state_of(job: Queued) -> str:
     return RUNNING  # or about to, or about to end
 
 
-def progress(folder: Path, plan: Plan) -> tuple[int, float | None, timedelta | None]:
+def progress(folder: Path, plan: Plan | None) -> tuple[int, float | None, timedelta | None]:
     """The last step noted, the last Recall@1, and the time that is left."""
     lines = read_lines(folder / "metrics.jsonl")
-    step = max([last_step(folder), *(line["step"] for line in lines)])
-    scores = [line["recall@1"] for line in lines if "split" in line]
-    speeds = [line["images_per_second"] for line in read_lines(folder / "timing.jsonl")]
+    step = max([last_step(folder), *(line.get("step", 0) for line in lines)])
+    scores = [line["recall@1"] for line in lines if "recall@1" in line]
+    timing = read_lines(folder / "timing.jsonl")
+    speeds = [line["images_per_second"] for line in timing if line.get("images_per_second")]
     eta = None
-    if speeds:
+    if speeds and plan:
         left = (plan.steps - step) * plan.batch_size / median(speeds[-RECENT:])
         eta = timedelta(seconds=round(left))
     return step, scores[-1] if scores else None, eta
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Without what is damaged, or is being written."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    whole = text[: text.rfind("\n") + 1]  # the last may be being written
-    return [json.loads(line) for line in whole.splitlines()]
+    found = []
+    for line in text.splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return [line for line in found if isinstance(line, dict)]
 
 
 # ---- runs on this machine -------------------------------------------------------------------------
@@ -95,19 +140,17 @@ def work_on(folder: Path) -> Iterator[int]:
     """Holds the run; the lock goes to the processes too, and lasts until the last one has ended."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / AT_WORK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not lock(file, fcntl.LOCK_EX):
+            raise SweepError(["another launcher is at work on it; wait for it"], folder)
         yield file.fileno()
 
 
 def at_work(folder: Path) -> bool:
     try:
         with (folder / AT_WORK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return not lock(file, fcntl.LOCK_SH)
     except FileNotFoundError:
         return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 # ---- for people -----------------------------------------------------------------------------------
@@ -135,17 +178,17 @@ def row(each: Standing) -> tuple[str, ...]:
     return (
         each.name,
         each.state,
-        f"{plan.batch_size:,}",
-        f"{plan.processes:,}",
-        f"{plan.images:,}",
-        f"{each.step:,}/{plan.steps:,}",
+        f"{plan.batch_size:,}" if plan else "",
+        f"{plan.processes:,}" if plan else "",
+        f"{plan.images:,}" if plan else "",
+        f"{each.step:,}/{plan.steps:,}" if plan else f"{each.step:,}",
         "" if each.recall is None else f"{each.recall:.2%}",
-        "" if each.eta is None else str(each.eta),
+        "" if each.eta is None else f"~{each.eta}",
         "" if each.state == FAILURE else each.note,
     )
 
 
 def summary(standings: Sequence[Standing]) -> str:
-    states = (NEW, PENDING, REQUEUED, RUNNING, STOPPED, FAILURE, DONE)
+    states = (NEW, PENDING, REQUEUED, RUNNING, UNKNOWN, STOPPED, FAILURE, OTHER, DONE)
     counts = {state: sum(each.state == state for each in standings) for state in states}
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count)

@@ -7,18 +7,18 @@ A submission is noted before sbatch is called, and its jobs are found by their u
 that dies in between leaves no job that nobody knows. No database (sacct) is asked.
 """
 
+import errno
 import fcntl
-import os
 import secrets
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from launch.job import job_of
 from launch.outcome import read_json, write_json
@@ -86,7 +86,10 @@ def parameters(name: str, resources: Resources, count: int, logs: Path) -> dict[
         "stderr_to_stdout": True,
         # srun does not take --cpus-per-task over from sbatch (since Slurm 22.05)
         "srun_args": [f"--wait={STRAGGLERS}", f"--cpus-per-task={resources.cpus_per_process}"],
-        "setup": [f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"],
+        "setup": [
+            f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}",
+            "export SLURM_EXPORT_ENV=ALL",  # the tasks get it, too, whatever sbatch was told
+        ],
         "teardown": [f"{finish} $?"],
     }
 
@@ -106,20 +109,58 @@ def script(name: str, resources: Resources, count: int, folder: Path) -> str:
 
 
 def submissions(folder: Path) -> list[dict[str, Any]]:
-    book = read_json(folder / BOOK)
-    return book["submissions"] if book else []
+    try:
+        book = read_json(folder / BOOK)
+        found: list[dict[str, Any]] = [] if book is None else book["submissions"]
+        if all(entry["name"] and entry["runs"] and "job" in entry for entry in found):
+            return found
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise SlurmError(
+        f"{folder / BOOK} is damaged; remove it when none of the sweep's jobs is in the queue"
+    )
+
+
+def submitted(folder: Path) -> dict[str, str]:
+    """Run -> its last job, where one is known."""
+    return {
+        run: element(entry, index)
+        for entry in submissions(folder)
+        if entry["job"]
+        for index, run in enumerate(entry["runs"])
+    }
+
+
+def element(entry: Mapping[str, Any], index: int) -> str:
+    """A single job is no array."""
+    return f"{entry['job']}_{index}" if len(entry["runs"]) > 1 else entry["job"]
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One launcher at a time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise SweepError(["another launcher is at work on it; wait for it"], folder) from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("w")
+    except OSError as error:
+        text = f"{folder} cannot be written: {error.strerror}; set run.dir to a folder that can"
+        raise SlurmError(text) from None
+    with file:
+        if not lock(file, fcntl.LOCK_EX):
+            raise SweepError(["another launcher is at work on it; wait for it"], folder)
         yield
+
+
+def lock(file: IO[str], how: int) -> bool:
+    """Whether it was free. Some cluster file systems have no locks: there it always is."""
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    return True
 
 
 def submit(sweep: str, runs: Sequence[SweepRun]) -> list[str]:
@@ -128,7 +169,7 @@ def submit(sweep: str, runs: Sequence[SweepRun]) -> list[str]:
 
     if shutil.which("sbatch") is None:
         raise SlurmError("there is no sbatch here; --executor local runs the sweep on this machine")
-    folder, jobs = folder_of(runs), []
+    folder, jobs = folder_of(runs), list[str]()
     logs = (folder / LOGS).absolute()
     for resources, members in groups(runs).items():
         name = f"{sweep}-{secrets.token_hex(3)}".replace(" ", "_")
@@ -141,7 +182,9 @@ def submit(sweep: str, runs: Sequence[SweepRun]) -> list[str]:
             with executor.batch():
                 submitted = [executor.submit(job_of(run)) for run in members]
         except (RuntimeError, OSError) as error:  # sbatch's own words, or there is none
-            raise SlurmError(f"the jobs were not submitted: {error}") from None
+            before = f"; job {', '.join(jobs)} was, and --status shows it" if jobs else ""
+            what = f"{members[0].name} and the runs like it"
+            raise SlurmError(f"{what} were not submitted: {error}{before}") from None
         entry["job"] = submitted[0].job_id.partition("_")[0]
         write_json(folder / BOOK, {"submissions": [*known, entry]})
         jobs.append(entry["job"])
@@ -162,20 +205,28 @@ def slurm(*command: str) -> str:
 
 
 def queued(folder: Path) -> dict[str, Queued]:
-    """The runs of a sweep that are in the queue."""
-    known = {entry["name"]: entry["runs"] for entry in submissions(folder)}
-    if (
-        not known or shutil.which("squeue") is None
-    ):  # submitted elsewhere: the folders tell the rest
+    """The runs of a sweep that are in the queue, whoever submitted them."""
+    known: dict[str, list[str]] = {}
+    for entry in submissions(folder):
+        known[entry["name"]] = entry["runs"]
+        if entry["job"]:
+            known[entry["job"]] = entry["runs"]
+    if not known:
         return {}
-    user, found = f"--user={os.getuid()}", {}
-    lines = slurm("squeue", "--noheader", "--array", user, f"--Format={SEEN}").splitlines()
-    for job, element, state, restarts, name, *reason in map(str.split, lines):
-        if name in known:
-            index = int(element) if element.isdigit() else 0
-            full = f"{job}_{element}" if element.isdigit() else job
-            run = known[name][index]
-            found[run] = Queued(full, state, int(restarts), " ".join(reason))
+    if shutil.which("squeue") is None:
+        raise SlurmError(
+            f"there is no squeue here to tell which runs of {folder} are in the queue; go where "
+            f"Slurm is, or remove {folder / BOOK} when none of its jobs is left"
+        )
+    found = {}
+    for line in slurm("squeue", "--noheader", "--array", f"--Format={SEEN}").splitlines():
+        job, number, state, restarts, *named = line.split()
+        name, reason = named[0] if named else "", " ".join(named[1:])
+        runs = known.get(name) or known.get(job) or []
+        index = int(number) if number.isdigit() else 0
+        if index < len(runs):
+            full = f"{job}_{number}" if number.isdigit() else job
+            found[runs[index]] = Queued(full, state, int(restarts), reason)
     return found
 
 

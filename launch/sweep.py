@@ -12,8 +12,9 @@
     variants: {plain: {}, deep: {...}}    # one more axis, called variant
     slurm: {nodes: 2, gpus_per_node: 8, processes_per_node: 8}
 
-A later axis overrides an earlier one, and all of them `set`. The runs of configs/sweeps/NAME.yaml go
-into runs/NAME/, each called by its labels and seed: bs20-embedding_size64-slow-seed0.
+A later axis overrides an earlier one, and all of them `set`; another loss.name must not follow the
+parameters of a loss. The runs of configs/sweeps/NAME.yaml go into runs/NAME/, each called by its labels
+and seed: bs20-embedding_size64-slow-seed0.
 """
 
 import json
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from dml.catalogue import Problem, Rule, at_least, did_you_mean, fit
-from dml.config import NOT_EMPTY, Config, ConfigError, load, parse
+from dml.config import NOT_EMPTY, Config, ConfigError, Loss, load, parse
 from dml.plan import Plan, built_sizes, plan
 
 LABEL = re.compile(r"\w[\w.+-]*")
@@ -151,10 +152,16 @@ def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
 
     runs: list[SweepRun] = []
     points = list(product(product(*axes.values()), seeds))
+    loss = _loss_of(files, [common.overrides, *(point.overrides for point in points[0][0]), last])
     for chosen, seed in points:
         labels = [point.label for point in chosen]
         name = "-".join([*labels, f"seed{seed}"])
-        overrides = _overlay([common.overrides, *(point.overrides for point in chosen), last])
+        layers = [common.overrides, *(point.overrides for point in chosen), last]
+        overrides = _overlay(layers, loss)
+        given = {k: v for layer in layers for k, v in layer.items() if k.startswith("loss.")}
+        for key in sorted(given.keys() - overrides.keys()):
+            text = f"{key} = {given[key]}: is lost with another loss.name; give it beside its own"
+            problems.add(text, name)
         for key in sorted(GIVEN & overrides.keys()):
             problems.add(f"{key} = {overrides[key]}: the sweep gives it; remove it")
         overrides |= {
@@ -283,13 +290,24 @@ def _inside(folder: str, name: str) -> str:
         return folder  # not YAML, which the config reports
 
 
-def _overlay(layers: Iterable[Overrides]) -> Overrides:
+def _loss_of(files: Sequence[str], layers: Iterable[Overrides]) -> str:
+    """The base's loss.name; what the layers add, as a base alone need not be complete."""
+    others = {**_overlay(layers, Loss.name), "run.name": "base"}
+    texts = [f"{key}={value}" for key, value in others.items() if not key.startswith("loss.")]
+    try:
+        return load(files, texts).loss.name
+    except ConfigError:  # reported with the runs
+        return Loss.name
+
+
+def _overlay(layers: Iterable[Overrides], loss: str) -> Overrides:
     """Later layers win, with the two exceptions of the config: `length`, and another loss."""
     merged: Overrides = {}
     for layer in layers:
         if any(key.startswith("length.") for key in layer):
             merged = {key: v for key, v in merged.items() if not key.startswith("length.")}
-        if layer.get("loss.name", merged.get("loss.name")) != merged.get("loss.name"):
+        before = merged.get("loss.name", loss)
+        if layer.get("loss.name", before) != before:
             merged = {key: v for key, v in merged.items() if not key.startswith("loss.")}
         merged |= layer
     return merged
@@ -314,8 +332,8 @@ def _read_resources(
     return Resources(**values)
 
 
-def plan_all(sweep: Sweep, processes: int | None = None) -> tuple[Plan, ...]:
-    """The plan of every run, for the processes it asks for or another number; SweepError."""
+def plan_all(sweep: Sweep) -> tuple[Plan, ...]:
+    """The plan of every run, for the processes it asks for; SweepError."""
     problems, plans = _Problems(), []
     sizes: dict[str, tuple[int | None, int | None]] = {}
     for run in sweep.runs:
@@ -324,12 +342,11 @@ def plan_all(sweep: Sweep, processes: int | None = None) -> tuple[Plan, ...]:
             rule = f"one process a GPU, but processes_per_node is {needs.processes_per_node}"
             fix = "give both the same number, or no GPUs"
             problems.add(Problem("slurm.gpus_per_node", needs.gpus_per_node, rule, fix), run.name)
-        count = needs.processes if processes is None else processes
         try:
             shards = run.config.data.shards
             if shards not in sizes:
                 sizes[shards] = built_sizes(run.config)
-            plans.append(plan(run.config, count, *sizes[shards]))
+            plans.append(plan(run.config, needs.processes, *sizes[shards]))
         except ConfigError as error:
             problems.add_all(error.problems, run.name)
         except ValueError as error:  # ShardError: damaged shards

@@ -3,13 +3,14 @@
 import csv
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launch.paper import Table, beside
-from launch.records import FINISHED, Group, Run, Spread, Study
+from launch.records import Group, Run, Spread, Study
 
+TOOK = ("images", "step", "trained_steps", "seconds", "images_per_second")
 SPREAD = "Shares in percent: the mean over n seeds (lowest to highest)."
 
 
@@ -25,7 +26,8 @@ def cells(study: Study, tables: Sequence[Table]) -> Cells:
     others = [key for key in score_names(study.runs) if key != "recall@1"]
     header = (
         *("runs", *study.columns, "n", "Recall@1", *(_paper_title(study, t) for t in papers)),
-        *("steps without pairs", "images", "steps", "seconds", "images/s", *map(_title, others)),
+        *("steps without pairs", "images", "steps", "trained steps", "seconds", "images/s"),
+        *map(_title, others),
     )
     rows = tuple(
         (
@@ -33,7 +35,7 @@ def cells(study: Study, tables: Sequence[Table]) -> Cells:
             *(_count(group), _percent(group.spread("recall@1"), whole=True)),
             *(_paper_score(group, table) for table in papers),
             _percent(group.spread("steps_without_pairs"), whole=True),
-            *(_number(group.spread(k)) for k in ("images", "step", "seconds", "images_per_second")),
+            *(_number(group.spread(key)) for key in TOOK),
             *(_percent(group.spread(key)) for key in others),
         )
         for group in study.groups
@@ -61,7 +63,14 @@ def facts(study: Study, tables: Sequence[Table]) -> list[str]:
     if seconds:
         told.append(f"{sum(seconds) / 3600:.2f} hours of training in all. {SPREAD}")
     if any(group.settings["eval.validation_classes"] for group in study.groups):
-        told.append("Where classes are held out, images and steps are those of the best step.")
+        told.append(
+            "Where classes are held out, images and steps are those of the best step; trained steps "
+            "are all."
+        )
+    told += [*_training_classes(study), *_patience(study)]
+    again = ", ".join(run.name for group in study.groups for run in group.again)
+    if again:
+        told.append(f"Not counted, for their settings and seed are those of another run: {again}.")
     papers = beside(study, tables)
     others = [table.dataset for table in papers if table.dataset not in study.datasets]
     if others:
@@ -74,6 +83,40 @@ def facts(study: Study, tables: Sequence[Table]) -> list[str]:
     if follows:
         told.append(f"With the columns shown also change: {', '.join(follows)}.")
     return told
+
+
+def _training_classes(study: Study) -> Iterator[str]:
+    held: dict[float, list[Group]] = {}
+    for group in study.groups:
+        held.setdefault(group.settings["eval.validation_classes"], []).append(group)
+    if len(held) > 1:
+        shares = (
+            f"{_called(groups, study.groups)} on {_share(1 - share)}"
+            for share, groups in held.items()
+        )
+        yield f"Not all runs train on the same classes: {'; '.join(shares)}."
+
+
+def _share(share: float) -> str:
+    return "all of them" if share == 1 else f"{100 * share:.4g}%"
+
+
+def _called(groups: Sequence[Group], among: Sequence[Group]) -> str:
+    """What their labels, and no others, have in common: bs20-slow, bs40-slow are `slow`."""
+    parts = [label.split("-") for label in (group.label for group in groups)]
+    others = {part for group in among if group not in groups for part in group.label.split("-")}
+    common = [part for part in parts[0] if all(part in p for p in parts) and part not in others]
+    return "-".join(common) or ", ".join(group.label for group in groups)
+
+
+def _patience(study: Study) -> Iterator[str]:
+    """A limit that was reached is no convergence."""
+    finished = [run for group in study.groups for run in group.finished]
+    patient = [run for run in finished if run.settings["eval.patience"] and run.planned]
+    limit = sum(run.number("trained_steps") == run.planned for run in patient)
+    if patient:
+        told = f"Of {len(patient)} finished runs with patience, {limit} ended at the length limit"
+        yield f"{told}, {len(patient) - limit} by patience."
 
 
 def missing(run: Run) -> str:
@@ -98,7 +141,8 @@ def as_csv(studies: Sequence[Study], tables: Sequence[Table]) -> str:
     """A line for every run, fractions and all digits; the paper's Recall@1 where the dataset is its."""
     runs = [run for study in studies for run in study.runs]
     keys = list(dict.fromkeys(key for study in studies for key in study.varying))
-    scores = [*score_names(runs), "images", "step", "steps_without_pairs", "seconds", "world_size"]
+    took = ("images", "step", "trained_steps", "steps_without_pairs", "seconds", "world_size")
+    scores = [*score_names(runs), *took]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     fixed = ["study", "run", "state", "note", "dataset", "seed"]
@@ -145,9 +189,8 @@ def _value(value: object) -> str:
 
 
 def _count(group: Group) -> str:
-    finished = sum(run.state == FINISHED for run in group.runs)
-    total = len(group.runs)
-    return str(total) if finished == total else f"{finished} of {total}"
+    finished = len(group.finished)
+    return str(finished) if finished == group.seeds else f"{finished} of {group.seeds}"
 
 
 def _percent(spread: Spread | None, *, whole: bool = False) -> str:

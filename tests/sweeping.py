@@ -34,11 +34,12 @@ class Sweeping:
             "grid": {"point": points},
             "slurm": {"minutes": 10, **(slurm or {})},
         }
-        (folder / "study.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+        self.path = folder / "study.yaml"
+        self.path.write_text(yaml.safe_dump(tree, sort_keys=False))
 
     def start(self, *arguments):
         return subprocess.Popen(
-            [sys.executable, "launch/slurm.py", "--sweep", self.folder / "study.yaml", *arguments],
+            [sys.executable, "launch/slurm.py", "--sweep", self.path, *arguments],
             cwd=ROOT,
             env=self.env,
             stdout=subprocess.PIPE,

@@ -4,6 +4,7 @@ paper as tests/test_configs.py has them."""
 import csv
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -100,6 +101,15 @@ def test_groups_come_in_the_order_of_the_batch_size(runs, report):
     assert re.findall(r"^\| (bs\d+)", table, re.MULTILINE) == ["bs20", "bs80", "bs1000"]
 
 
+def test_the_order_is_not_that_of_what_follows(runs):
+    for size, every in ((4, 800), (8, 400)):
+        for label, held in (("a", 0), ("b", 0.1)):
+            sets = [f"batch.classes={size}", f"eval.every_steps={every}"]
+            root = runs(f"bs{5 * size}-{label}", [*sets, f"eval.validation_classes={held}"])
+    (study,) = read_studies(root)
+    assert [group.label for group in study.groups] == ["bs20-a", "bs40-a", "bs20-b", "bs40-b"]
+
+
 def test_columns_are_what_differs_and_does_not_follow(runs, report):
     for size, lr in ((4, 1e-5), (8, 1e-5), (8, 2e-5)):
         runs(
@@ -115,9 +125,10 @@ def test_columns_are_what_differs_and_does_not_follow(runs, report):
 def test_what_has_no_result_is_named(runs, report):
     step = {"step": 30, "loss": 1.0}
     runs("bs20-seed0", ["batch.classes=4"])
-    runs("bs20-seed1", ["batch.classes=4"], None, [step], plan_json='{"steps": 90}')
+    seed1, seed2 = (["batch.classes=4", f"run.seed={seed}"] for seed in (1, 2))
+    runs("bs20-seed1", seed1, None, [step], plan_json='{"steps": 90}')
     failed = json.dumps({"reason": "no <shards>", "log": ["line 1", "ShardError: <gone>"]})
-    runs("bs20-seed2", ["batch.classes=4"], None, failed_json=failed)
+    runs("bs20-seed2", seed2, None, failed_json=failed)
     root = runs("bs40-seed0", config_yaml="nonsense: 3\n")
     (root / "sop_batch_size" / "bs40-seed1").mkdir()
     (root / "sop_batch_size" / "bs40-seed1" / "failed.json").write_text('{"reason": "bad config"}')
@@ -134,6 +145,71 @@ def test_what_has_no_result_is_named(runs, report):
     assert {line["state"] for line in lines if line["run"] == "bs640-seed2"} == {"never started"}
 
 
+def test_runs_that_slurm_never_started_are_named_and_counted(runs, report):
+    root = runs("bs20-seed0", ["batch.classes=4"])
+    names = ["bs20-seed0", "bs20-seed1"], ["bs20-seed1", "bs20-seed2", "bs40-seed0"]
+    book = {"submissions": [{"name": "x", "runs": each, "job": None} for each in names]}
+    (root / "sop_batch_size" / "sweep.json").write_text(json.dumps(book))
+    for folder in (root, root / "sop_batch_size", root.parent):
+        _, table, _ = report(folder)
+        assert row_of(table, "bs20")["n"] == "1 of 3"
+        assert "1 finished, 3 never started." in table
+        assert "- bs40-seed0: never started\n" in table
+    sweep = str(ROOT / "configs/sweeps/sop_batch_size.yaml")
+    assert "1 finished, 20 never started." in report(root.parent, "--sweep", sweep)[1]
+
+
+def test_the_same_seed_again_is_no_other_seed(runs, report):
+    runs("bs20-seed0")
+    runs("bs20-seed0-copy", result={**RESULT, "recall@1": 0.9})
+    runs("bs20-seed1", ["run.seed=1"], {**RESULT, "recall@1": 0.6})
+    root = runs("other", ["run.seed=2", "data.shards=elsewhere"])
+    html, table, _ = report(root)
+    row = row_of(table, "bs20, bs20-seed0-copy")
+    assert (row["n"], row["Recall@1"]) == ("2", "55.00 (50.00 to 60.00)")
+    assert row_of(table, "other")["data.shards"] == "elsewhere"
+    for text in (html, table):
+        assert "settings and seed are those of another run: bs20-seed0-copy." in text
+
+
+def test_folders_of_one_name_are_studies_apart(runs):
+    root = runs("bs20-seed0")
+    (root / "old").mkdir()
+    shutil.copytree(root / "sop_batch_size", root / "old" / "sop_batch_size")
+    found = {study.name: len(study.runs) for study in read_studies(root)}
+    assert found == {"old/sop_batch_size": 1, "sop_batch_size": 1}
+    (study,) = read_studies(root / "sop_batch_size")
+    assert study.name == "sop_batch_size"
+
+
+def test_evaluations_on_the_way_count_where_they_choose(runs):
+    for every in (10, 20):
+        for held in (0, 0.1):
+            sets = [f"eval.every_steps={every}", f"eval.validation_classes={held}"]
+            root = runs(f"{every}-{held}", sets)
+    (study,) = read_studies(root)
+    assert [group.label for group in study.groups] == ["10-0, 20-0", "10-0.1", "20-0.1"]
+
+
+def test_the_length_limit_is_told_from_patience(runs, report):
+    held = ["eval.every_steps=10", "eval.validation_classes=0.1", "eval.patience=2"]
+    plan = '{"steps": 90}'
+    runs("a-slow-seed0", held, {**RESULT, "trained_steps": 60}, plan_json=plan)
+    old = [{"step": 90, "split": "validation", "recall@1": 0.5}]  # without trained_steps
+    runs("a-slow-seed1", [*held, "run.seed=1"], metrics=old, plan_json=plan)
+    runs("b-slow-seed0", [*held, "batch.classes=4"], metrics=old, plan_json=plan)
+    root = runs("a-fast-seed0", plan_json=plan)
+    html, table, lines = report(root)
+    row = row_of(table, "a-slow")
+    assert (row["steps"], row["trained steps"]) == ("40", "75")
+    assert [line["trained_steps"] for line in lines] == ["40", "60", "90", "90"]
+    for text in (html, table):
+        assert (
+            "Of 3 finished runs with patience, 2 ended at the length limit, 1 by patience." in text
+        )
+        assert "same classes: fast on all of them; slow on 90%." in text
+
+
 def test_a_failure_that_was_made_good_is_none(runs, report):
     root = runs("bs20-seed0", failed_json='{"reason": "bad"}')
     assert "bad" not in report(root)[1]
@@ -145,14 +221,23 @@ def test_curves_are_means_over_seeds_against_images_and_steps(runs, report):
         return [{"step": 10, "images": 200, "loss": 1.0}, *on_the_way]
 
     runs("bs20-seed0", ["batch.classes=4"], metrics=[*seen(0.01), {"step": 30, "split": "test"}])
-    root = runs("bs20-seed1", ["batch.classes=4"], metrics=seen(0.03))
+    runs("bs20-seed2", ["batch.classes=4", "run.seed=2"], None, metrics=seen(0.09)[:-1])
+    root = runs("bs20-seed1", ["batch.classes=4", "run.seed=1"], metrics=seen(0.03))
     half_a_line = root / "sop_batch_size" / "bs20-seed1" / "metrics.jsonl"
     half_a_line.write_text(half_a_line.read_text() + '{"step": 4')
     html, _, _ = report(root)
     assert "against images seen" in html
     assert "against steps" in html
     tips = re.findall(r"<title>(bs20, step .*?)</title>", html)
-    assert tips == 2 * ["bs20, step 10, 200 images: 20%", "bs20, step 20, 400 images: 40%"]
+    ten, twenty = "step 10, 200 images: 20%, n = 2", "step 20, 400 images: 40%, n = 2"
+    assert tips == 2 * [f"bs20, {ten}", f"bs20, {twenty}"]
+    assert "one that stops early shortens it" in html
+
+
+def test_an_evaluation_before_the_first_step_has_no_place_on_a_logarithm(runs, report):
+    seen = [{"step": t, "split": "test", "recall@1": 0.01 * t} for t in (0, 10, 20)]
+    html, _, _ = report(runs("one", metrics=seen))
+    assert [len(re.findall("<circle", svg)) for svg in html.split("<figure>")[1:]] == [3, 2]
 
 
 def test_another_dataset_shows_the_shape_and_says_so(runs, report):
@@ -184,6 +269,14 @@ def test_a_single_run_stands_beside_the_table_of_its_dataset(runs, report, name,
     assert any("paper" in key and value.startswith(f"{recall}/") for key, value in row.items())
 
 
+def test_a_study_of_the_learning_rate_stands_beside_the_table_of_its_dataset(runs, report):
+    for lr in (1e-5, 1e-4):
+        root = runs(f"lr{lr}", [f"optim.lr={lr}"])
+    _, table, _ = report(root)
+    score = row_of(table, "lr0.0001")["paper, Recall@1/10/100/1000 (Table 5)"]
+    assert score == "78.2/90.5/96.0/98.7"
+
+
 @pytest.mark.parametrize(
     ("dataset", "sizes"), [("sop", test_configs.SOP), ("cub200", test_configs.CUB)]
 )
@@ -194,17 +287,17 @@ def test_the_supplement_is_that_of_the_configs(dataset, sizes):
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "configs").glob("*_[bd]*.yaml")), ids=lambda p: p.stem
+    "path", sorted((ROOT / "configs").glob("*_[abd]*.yaml")), ids=lambda p: p.stem
 )
 def test_the_scores_in_the_headers_of_the_configs_are_those_of_the_tables(path, runs):
     """A config's header and the table that its settings find say the same."""
     (study,) = read_studies(runs("one", config=path))
-    header = path.read_text().splitlines()[1]
-    scores = {
-        f"{t.of(study.groups[0].settings).recall['recall@1']}" for t in beside(study, read_tables())
-    }
-    for score in re.findall(r"Recall@1 (\d+\.\d\d?)", header):
-        assert str(float(score)) in scores
+    header = re.findall(r"^#.*", path.read_text(), re.MULTILINE)
+    found = {float(x) for x in re.findall(r"Recall@1 (\d+\.\d\d?)", " ".join(header))}
+    tables = beside(study, read_tables())
+    scores = {table.of(study.groups[0].settings).recall["recall@1"] for table in tables}
+    assert found <= scores
+    assert bool(found) == bool(scores)
 
 
 def test_the_same_runs_give_the_same_page_that_needs_nothing_else(runs, report):

@@ -1,10 +1,14 @@
 """The launcher without Slurm: what it would submit, how runs end, and sweeps on this machine."""
 
+import errno
+import fcntl
 import json
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -12,10 +16,13 @@ import yaml
 from fleet import ROOT, environment
 from sweeping import Sweeping
 
+from dml.config import to_yaml
+from launch import job as jobs
 from launch.job import FIRST_PORT, PORTS, Job, distributed, job_of
 from launch.outcome import PATIENCE, sentence, settle
+from launch.slurm import main
 from launch.status import at_work, work_on
-from launch.submission import groups, script
+from launch.submission import groups, locked, queued, script
 from launch.sweep import read_sweep
 
 GOLDEN = ROOT / "tests" / "golden" / "sop_batch_size.sbatch"
@@ -65,7 +72,7 @@ def test_a_dry_run_needs_neither_slurm_nor_torch(tmp_path):
         check=False,
     )
     assert done.stdout.endswith("False 0\n"), done.stderr
-    assert "bs640-seed2  new" in " ".join(done.stdout.split(" ")).replace("   ", "  ")
+    assert "bs640-seed2  new" in done.stdout.replace("   ", "  ")
     assert "21 new" in done.stdout
     assert done.stdout.count("#!/bin/bash") == 5, "an array for every kind of job"
     assert [*tmp_path.iterdir()] == [], "nothing is written"
@@ -113,7 +120,12 @@ def test_a_task_knows_its_place(monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "11")
     monkeypatch.setenv("SLURM_LOCALID", "3")
     found = distributed(SlurmJobEnvironment())
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    again = distributed(SlurmJobEnvironment())
+    assert found["MASTER_PORT"] != again["MASTER_PORT"], "it may be busy"
     assert (found["RANK"], found["LOCAL_RANK"]) == ("11", "3")
+    monkeypatch.setenv("SLURM_LOCALID", "5")  # --distribution=cyclic: 11 is the sixth of node 1
+    assert distributed(SlurmJobEnvironment())["LOCAL_RANK"] == "5"
     assert (found["WORLD_SIZE"], found["LOCAL_WORLD_SIZE"]) == ("16", "8")
     assert found["MASTER_ADDR"] == "gpu-07"
     assert FIRST_PORT <= int(found["MASTER_PORT"]) < FIRST_PORT + PORTS <= 32768
@@ -134,11 +146,12 @@ def ended(tmp_path):
     folder, log = tmp_path / "run", tmp_path / "log"
     folder.mkdir()
     said = "dml/train.py: optim.lr is too high\n  lower it\nsrun: error: n1: task 0: Exited\n"
-    log.write_text(f"submitit INFO (2026) - Starting\nstep 1\n{said}")
+    started = "submitit INFO (2026) - Starting with JobEnvironment\n"
+    log.write_text(f"{started}dml/train.py: old\n{started}step 1\n{said}")
 
     def end(code, step=0):
         (folder / "checkpoints" / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
-        again = settle(folder, code, log)
+        again = settle(folder, code, [log])
         path = folder / "failed.json"
         return again, json.loads(path.read_bytes()) if path.exists() else None
 
@@ -171,11 +184,231 @@ def test_a_run_that_gets_no_further_is_given_up(ended, code):
 
 
 def test_the_reason_is_what_the_training_said_last():
-    assert (
-        sentence(["dml/train.py: first", "step 3", "dml/train.py: second", "srun: x"]) == "second"
-    )
-    assert sentence(["Traceback", "ValueError: no"]) == "ValueError: no"
+    said = ["dml/train.py: first", "step 3", "dml/train.py: second", "  more", "srun: x", "W123"]
+    assert sentence(said) == "second\n  more"
+    crash = ["Traceback (most recent call last):", "  File x", "ValueError: no", "Exiting"]
+    assert sentence(crash) == "ValueError: no"
     assert sentence([]) == "it said nothing"
+
+
+def given_up(tmp_path, code, *texts):
+    """Why a run failed in the end, by the logs of its processes."""
+    logs = [tmp_path / f"7_{rank}_log.out" for rank in range(len(texts))]
+    for log, text in zip(logs, texts, strict=True):
+        log.write_text(text)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    while settle(folder, code, logs):
+        pass
+    return json.loads((folder / "failed.json").read_bytes())
+
+
+def test_a_crash_is_told_by_the_last_start_of_the_process_that_crashed(tmp_path):
+    start = "submitit INFO (2026) - Starting with JobEnvironment\n"
+    traceback = "Traceback (most recent call last):\n  File x\n"
+    failed = given_up(
+        tmp_path,
+        1,
+        f"{start}dml/train.py: stopped by SIGTERM\n{start}{traceback}RuntimeError: Connection lost\n",
+        f"{start}{traceback}KeyError: old\n{start}step 1\n",
+        f"{start}[rank2]: {traceback}ValueError: no\nsrun: x\n",
+    )
+    assert failed["reason"].endswith(": process 2: ValueError: no")
+    assert failed["log"][-1] == "srun: x"
+
+
+def test_memory_is_blamed_only_if_a_log_does(tmp_path):
+    for name, text in (("a", "step 1\n"), ("b", "slurmstepd: error: Detected 1 oom_kill event\n")):
+        (tmp_path / name).mkdir()
+        failed = given_up(tmp_path / name, 128 + signal.SIGKILL, "step 1\n", text)
+        assert ("out of memory" in failed["reason"]) == (name == "b")
+        assert "SIGKILL" in failed["reason"]
+
+
+def test_a_requeue_is_tried_again(monkeypatch):
+    answers = [subprocess.TimeoutExpired("squeue", 60), "RUNNING", OSError("busy"), "RUNNING", ""]
+    asked = []
+
+    def slurm(*command):
+        asked.append(command[0])
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(jobs, "slurm", slurm)
+    monkeypatch.setattr(jobs, "PAUSE", 0)
+    assert jobs.requeue("7_1") == ""
+    assert asked == ["squeue", "squeue", "scontrol", "squeue", "scontrol"]
+    answers += [OSError("busy")] * 3
+    assert jobs.requeue("7_1") == "busy"
+    answers += ["COMPLETING"]
+    assert jobs.requeue("7_1") == "", "somebody has cancelled it"
+
+
+# ---- where the runs stand ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch, capsys):
+    """A sweep of two runs; what the launcher says, which is called here: it is faster."""
+    monkeypatch.setenv("PATH", "")
+    sweep = Sweeping(tmp_path, {"a": {}, "b": {}})
+    (tmp_path / "runs" / "study").mkdir(parents=True)
+
+    def say(*arguments, code=0):
+        found = main(["--sweep", str(sweep.path), *arguments])
+        said = "".join(capsys.readouterr())
+        assert found == code, said
+        return said
+
+    say.book, say.path = tmp_path / "runs" / "study" / "sweep.json", sweep.path
+    say.runs = {run.name[0]: run for run in read_sweep(sweep.path).runs}
+    say.folders = sweep.runs
+    return say
+
+
+def row(said, name):
+    return next(line for line in said.splitlines() if line.startswith(f"{name}-seed0"))
+
+
+def book(study, **entry):
+    entry = {"name": "study-123", "runs": ["a-seed0", "b-seed0"], "job": "7", **entry}
+    study.book.write_text(json.dumps({"submissions": [entry]}))
+
+
+def test_a_run_of_another_config_is_not_this_one(study):
+    config = study.runs["a"].config
+    for name in "ab":
+        study.folders[name].mkdir()
+        (study.folders[name] / "result.json").write_text('{"step": 30, "recall@5": 0.5}')
+        (study.folders[name] / "config.yaml").write_text(to_yaml(study.runs[name].config))
+    assert "2 finished" in study("--status")
+    (study.folders["a"] / "config.yaml").write_text(
+        to_yaml(config).replace("steps: 30", "steps: 3")
+    )
+    (study.folders["b"] / "config.yaml").write_text("run: {nam: b}\n")
+    said = study("--status")
+    assert "other config" in row(said, "a")
+    assert "length.steps was 3 and is 30" in row(said, "a")
+    assert "not a config of this version" in row(said, "b")
+    for executor in ("slurm", "local"):
+        said = study("--executor", executor, code=2)
+        assert f"{study.folders['a']} is a run of another config: length.steps was 3" in said
+        assert f"{study.folders['b']} is a run of another config" in said
+    assert "cancelled 0 jobs" in study("--cancel")
+
+
+def test_a_run_that_was_submitted_and_is_gone_has_stopped(study, monkeypatch):
+    book(study)
+    monkeypatch.setattr("launch.slurm.queued", lambda folder: {})
+    log = study.book.parent / "slurm" / "7_1_0_log.out"
+    log.parent.mkdir()
+    log.touch()
+    said = study("--status")
+    assert row(said, "a").split()[1] == row(said, "b").split()[1] == "stopped"
+    assert "7_0 has left the queue; it has no log" in row(said, "a")
+    assert row(said, "b").endswith(f"7_1 has left the queue; its log: {log}")
+
+
+def test_jobs_are_found_whoever_submitted_them(study, monkeypatch):
+    book(study)
+    lines = ["7 1 CONFIGURING 0 renamed None", "9 0 RUNNING 0 study-123 None", "8 N/A PENDING 0"]
+    monkeypatch.setattr("launch.submission.shutil.which", str)
+    monkeypatch.setattr("launch.submission.slurm", lambda *command: "\n".join(lines))
+    assert {run: job.job for run, job in queued(study.book.parent).items()} == {
+        "b-seed0": "7_1",
+        "a-seed0": "9_0",
+    }
+    assert row(study("--status"), "b").endswith("7_1: CONFIGURING, None")
+
+
+def test_without_a_queue_to_ask_nothing_is_started(study):
+    book(study)
+    assert "there is no squeue here" in study(code=2)
+    assert "there is no squeue here" in study("--executor", "local", code=2)
+    said = study("--status")
+    assert "the queue is unknown" in said
+    assert "2 unknown" in said
+    assert row(said, "b").endswith("submitted as 7_1")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"submissions": [{}]}'])
+def test_a_damaged_book_is_named(study, text):
+    study.book.write_text(text)
+    assert f"{study.book} is damaged" in study("--status", code=2)
+
+
+def test_a_damaged_line_is_skipped(study):
+    folder = study.folders["a"]
+    folder.mkdir()
+    glued = '{"step": 9}{"step": 9}\n12\n\0\0\n'
+    (folder / "metrics.jsonl").write_text(f'{{"step": 4}}\n{glued}{{"step": 5}}\n{{"st')
+    (folder / "timing.jsonl").write_text(f'{{"step": 4, "images_per_second": 9}}\n{glued}')
+    assert "5/30" in row(study("--status"), "a")
+
+
+def test_missing_files_are_told_before_anything_is_started(study):
+    away = ("--set", "data.shards=/no/shards", "model.weights=/no/weights.pth")
+    for executor in ("slurm", "local"):
+        said = study("--executor", executor, *away, code=2)
+        assert "data.shards = /no/shards: there are no shards" in said
+        assert "model.weights = /no/weights.pth: there is no such file" in said
+    assert "/no/weights.pth: there is no such file" in study("--dry-run", *away)
+
+
+def test_the_status_is_shown_and_jobs_are_cancelled_without_a_plan(study):
+    said = study("--status", "--processes-per-node", "7")
+    assert "without the numbers of the plans" in said
+    assert "2 new" in said
+    assert "cancelled 0 jobs" in study("--cancel", "--processes-per-node", "7")
+
+
+def test_what_cannot_be_written_is_told(study, tmp_path):
+    (tmp_path / "file").touch()
+    said = study("--set", f"run.dir={tmp_path}/file", code=2)
+    assert f"{tmp_path}/file/study cannot be written" in said
+    assert "set run.dir" in said
+
+
+def test_without_submitit_the_launcher_says_what_to_install(study, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    assert "pip install -e '.[slurm]'" in study(code=2)
+
+
+def test_what_was_submitted_before_a_refusal_is_told(study, monkeypatch):
+    def submit(executor, job):
+        if "b-seed0" in job.folder:
+            raise RuntimeError("sbatch: error: no such partition")
+        return SimpleNamespace(job_id="7")
+
+    tree = yaml.safe_load(study.path.read_text())
+    tree["grid"]["point"]["b"]["slurm"] = {"partition": "nowhere"}
+    study.path.write_text(yaml.safe_dump(tree))
+    monkeypatch.setattr("launch.submission.shutil.which", str)
+    monkeypatch.setattr("submitit.SlurmExecutor.__init__", lambda *a, **k: None)
+    monkeypatch.setattr("submitit.SlurmExecutor.update_parameters", lambda *a, **k: None)
+    monkeypatch.setattr("submitit.SlurmExecutor.batch", lambda *a: nullcontext())
+    monkeypatch.setattr("submitit.SlurmExecutor.submit", submit)
+    said = study(code=2)
+    assert "b-seed0 and the runs like it were not submitted: sbatch: error: no such" in said
+    assert "job 7 was" in said
+
+
+def test_watch_goes_with_status(study, capsys):
+    with pytest.raises(SystemExit):
+        study("--watch", "5")
+    assert "goes with --status" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP])
+def test_where_there_are_no_locks_the_work_goes_on(tmp_path, monkeypatch, number):
+    def flock(file, how):
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locked(tmp_path), work_on(tmp_path):
+        assert not at_work(tmp_path)
 
 
 # ---- on this machine --------------------------------------------------------------------------------
@@ -194,13 +427,15 @@ def test_a_run_is_held_while_its_processes_live(tmp_path):
 
 @pytest.mark.slow
 def test_a_sweep_on_this_machine(tmp_path):
-    points = {"bad": {"model.weights": "/nowhere.pth"}, "good": {}, "late": {"optim.lr": 2e-4}}
+    empty = tmp_path / "empty.pth"
+    empty.touch()
+    points = {"bad": {"model.weights": str(empty)}, "good": {}, "late": {"optim.lr": 2e-4}}
     sweep = Sweeping(tmp_path, points, **{"length.steps": 12, "eval.every_steps": 5})
     assert sweep.states() == dict.fromkeys(points, "new")
     said = sweep("--executor", "local", "--processes-per-node", "2", code=1)
     assert "1 failed, 2 finished" in said
     assert "bad-seed0: failed: " in said
-    assert "/nowhere.pth" in said
+    assert str(empty) in said
     assert sweep.states() == {"bad": "failed", "good": "finished", "late": "finished"}
     assert sweep.result("good")["world_size"] == 2
     before = (sweep.runs["good"] / "result.json").stat().st_mtime_ns

@@ -146,7 +146,7 @@ def test_bf16_for_the_model_and_float32_for_the_loss(micro_batch):
 
         images, labels = batch(m=30, dtype=torch.float32)
         model = accelerator.prepare(Model())
-        loss = backward(accelerator, model, loss_fn, images, labels, micro_batch)
+        loss, _ = backward(accelerator, model, loss_fn, images, labels, micro_batch)
         assert set(seen) == {torch.bfloat16, torch.float32}
         assert seen.count(torch.float32) == 1
         assert loss.dtype == torch.float32

@@ -106,11 +106,25 @@ def test_a_later_layer_wins(sweep):
 
 def test_a_later_length_or_loss_replaces_the_earlier_one(sweep):
     (run,) = sweep(
-        "set: {length.images: 500, loss.name: multi_similarity, loss.beta: 40}\n"
+        "set: {length.images: 500, loss.name: multi_similarity}\n"
         "grid: {a: {x: {length.steps: 5, loss.name: nca}}}"
     ).runs
     assert (run.config.length.steps, run.config.length.images) == (5, None)
     assert run.config.loss.name == "nca"
+
+
+@pytest.mark.parametrize("name", ["multi_similarity", "binomial_deviance"])
+def test_parameters_of_the_loss_of_the_base_are_kept(sweep, tmp_path, name):
+    base = "" if name == "multi_similarity" else f"loss: {{name: {name}, alpha: 3}}\n"
+    (tmp_path / "base.yaml").write_text(BASE + base)
+    (run,) = sweep(f"set: {{loss.beta: 40}}\ngrid: {{loss.name: [{name}]}}").runs
+    assert (run.config.loss.name, run.config.loss.parameters["beta"]) == (name, 40)
+    assert run.config.loss.parameters["alpha"] == (3 if base else 2)
+
+
+def test_parameters_of_a_loss_do_not_vanish_with_it(problems):
+    (found,) = problems("set: {loss.beta: 40}\ngrid: {loss.name: [multi_similarity, nca, triplet]}")
+    assert found.startswith("nca-seed0 and 1 more: loss.beta = 40: is lost with another loss")
 
 
 def test_runs_of_a_sweep_share_a_folder(sweep):
@@ -245,7 +259,6 @@ grid: {batch: {bs20: {batch.classes: 4, slurm: {nodes: 1}}, bs40: {batch.classes
 slurm: {nodes: 2, processes_per_node: 4}
 """)
     assert [p.images_per_process for p in plan_all(found)] == [5, 5]
-    assert [p.images_per_process for p in plan_all(found, processes=2)] == [10, 20]
 
 
 def test_all_problems_of_all_plans_together(sweep):

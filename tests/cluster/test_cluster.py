@@ -226,7 +226,7 @@ def test_cancelled_runs_stay_away_until_the_sweep_is_started_again(slurm, tmp_pa
     assert "cancelled 2 jobs" in sweep("--cancel")
     jobs = wait_for(lambda: slurm("squeue", "-h", "-o", "%i").split())
     wait_for(lambda: slurm("squeue", "-h", "-o", "%i").split() == [other], told=str(jobs))
-    assert sweep.states() == {"first": "stopped", "second": "new"}
+    assert sweep.states() == {"first": "stopped", "second": "stopped"}
     slurm("scancel", other)
     done = max(sweep.steps("first"))
     assert "submitted 2 of 2" in sweep()

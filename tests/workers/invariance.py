@@ -29,7 +29,7 @@ def main(out):
         b = len(y)
         model.zero_grad()
         loss_fn = GlobalPairLoss(make(variant), tile=tile)
-        loss = backward(accelerator, model, loss_fn, images, y, -(-b // micro_batches))
+        loss, _ = backward(accelerator, model, loss_fn, images, y, -(-b // micro_batches))
         flat = torch.cat([p.grad.flatten() for p in model.parameters()])
         return loss.item(), flat
 
