@@ -160,7 +160,19 @@ def test_preempted_timed_out_and_killed_runs_end_as_if_nothing_had_happened(slur
 
     frozen.pop(killed).kill()
     kept = last_step(sweep.runs[killed])
-    slurm("sbatch", "-p", "main", "-N1", "-w", node[preempted], "--exclusive", "--wrap", "sleep 1")
+    slurm(
+        "sbatch",
+        "-p",
+        "main",
+        "-N1",
+        "-w",
+        node[preempted],
+        "--exclusive",
+        "-o",
+        "/dev/null",
+        "--wrap",
+        "sleep 1",
+    )
     requeued = set()
 
     def all_were_requeued():
