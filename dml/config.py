@@ -446,11 +446,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", nargs="+", required=True, metavar="FILE", help="YAML files; later ones overlay"
     )
+    add_set(parser, "overlay single values last, for example --set loss.beta=40 length.steps=50")
+
+
+def add_set(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="overlay single values last, for example --set loss.beta=40 length.steps=50",
+        "--set", nargs="+", action="extend", default=[], metavar="SECTION.KEY=VALUE", help=text
     )

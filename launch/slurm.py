@@ -18,6 +18,7 @@ from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from dml.config import add_set
 from dml.plan import Plan
 from launch.status import (
     ACTIVE,
@@ -111,14 +112,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--watch", type=float, metavar="SECONDS", help="with --status: again and again"
     )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="overlay values of every run",
-    )
+    add_set(parser, "overlay values of every run")
     resources = parser.add_argument_group("for every run, instead of what the sweep asks for")
     for key in fields(Resources):
         flag = f"--{key.name.replace('_', '-')}"
