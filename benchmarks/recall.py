@@ -5,55 +5,35 @@
 
 The limit is the product alone: the same chunks, into one buffer, nothing counted. faiss searches
 for the 1001 nearest of every sample, itself included, with IndexFlatIP, which is exact too.
-Medians of interleaved repetitions; exits with 1 when a goal is missed. Linux only: memory is read
-from /proc.
+Linux only: memory is read from /proc.
 """
 
-import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable
 
 import faiss
 import torch
+from measure import MIB, compared, extra_memory, finish, interleaved, number, parser, timed
 from torch.nn.functional import normalize
 
 from dml.recall import recall_at_k, retrieval
 
 KS = [1, 10, 100, 1000]
 CHUNK = 1024
-AT_MOST = {"recall": 1.4, "all measures": 2.5}  # of the bare product
+GOALS = {"recall": "<= 1.4", "all measures": "<= 2.5"}  # of the bare product
 GIB = 2**30
 
 
-def resident(field: str) -> int:
-    """VmRSS, the memory in use now, or VmHWM, its peak; in bytes."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
-
-
-def measured(work: Callable[[], object]) -> tuple[float, int]:
-    """Seconds, and bytes at the peak beyond those before."""
-    with open("/proc/self/clear_refs", "w") as refs:
-        refs.write("5")  # forget the peak so far
-    before, start = resident("VmRSS"), time.perf_counter()
-    work()
-    return time.perf_counter() - start, resident("VmHWM") - before
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--n", type=int, default=60_502, help="samples (default: %(default)s)")
-    parser.add_argument("--d", type=int, default=512, help="dimensions (default: %(default)s)")
-    parser.add_argument(
+    parse = parser(__doc__)
+    parse.add_argument("--n", type=int, default=60_502, help="samples (default: %(default)s)")
+    parse.add_argument("--d", type=int, default=512, help="dimensions (default: %(default)s)")
+    parse.add_argument(
         "--sizes", type=int, nargs=2, default=[2, 12], help="of a class (default: %(default)s)"
     )
-    parser.add_argument("--threads", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
-    args = parser.parse_args()
+    parse.add_argument("--threads", type=int, default=2, help="default: %(default)s")
+    parse.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
+    args = parse.parse_args()
     torch.set_num_threads(args.threads)
     faiss.omp_set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -82,38 +62,25 @@ def main() -> int:
         "all measures": lambda: retrieval(X, labels, X, labels, first=0, chunk=CHUNK),
         "faiss": search,
     }
-    recall_at_k(X[:2000], labels[:2000], KS)  # libraries load and threads start here
-    seconds: dict[str, list[float]] = {name: [] for name in work}
-    extra = dict.fromkeys(work, 0)
-    for _ in range(args.repeats):
-        for name, action in work.items():
-            took, peak = measured(action)
-            seconds[name].append(took)
-            extra[name] = max(extra[name], peak)
+    peaks: dict[str, list[int]] = {name: [] for name in work}
 
-    median = {name: statistics.median(times) for name, times in seconds.items()}
-    print(
-        f"{args.n} x {args.d}, classes of {smallest} to {largest}, {args.threads} threads", end=""
+    def watched(name: str) -> Callable[[], object]:
+        return lambda: peaks[name].append(extra_memory(work[name]))
+
+    seconds = interleaved({name: watched(name) for name in work}, args.repeats)
+    where = f"{args.n:,} x {args.d}"
+    rows = []
+    for name, goal in {**GOALS, "faiss": ""}.items():
+        what = f"{name}, {where}"
+        rows.append(timed("recall", what, seconds[name], "product", seconds["product"], goal))
+    rows.append(
+        timed("recall", f"recall, {where}", seconds["recall"], "faiss", seconds["faiss"], "< 1")
     )
-    print(f", {args.repeats} repetitions")
-    print(f"{'':<15}{'seconds':>9}{'spread':>17}{'of the product':>16}{'extra MiB':>11}")
-    for name, times in seconds.items():
-        spread = f"{min(times):.2f} - {max(times):.2f}"
-        ratio = median[name] / median["product"]
-        print(f"{name:<15}{median[name]:>9.2f}{spread:>17}{ratio:>16.2f}", end="")
-        print(f"{extra[name] / 2**20:>11.0f}")
-
-    missed = [
-        f"{name} takes {median[name] / median['product']:.2f} of the product, more than {most}"
-        for name, most in AT_MOST.items()
-        if median[name] > most * median["product"]
-    ]
-    missed += [f"{name} takes more than 1 GiB" for name in AT_MOST if extra[name] > GIB]
-    if median["recall"] >= median["faiss"]:
-        missed.append("recall is slower than faiss")
-    for goal in missed:
-        print(goal, file=sys.stderr)
-    return int(bool(missed))
+    for name in GOALS:
+        most = max(peaks[name])  # with the warm-up, after which memory may be kept
+        value = f"{number(most / MIB)} MiB"
+        rows.append(compared("recall", f"memory of {name}", value, "1 GiB", [most / GIB], "<= 1"))
+    return finish(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from measure import Row, compared, duration, finish, parser
+
 HOSTS = {"dml-h1": "10.77.0.1", "dml-h2": "10.77.0.2"}
 SCHEMES = ("ours", "reduce-scatter", "all-reduce")
+LEAST_BYTES = {"reduce-scatter": ">= 1.9", "all-reduce": ">= 2.8"}  # in those of ours
 ROOT = Path(__file__).parents[1]
 
 
@@ -55,7 +58,8 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
     from torch import Tensor
 
     from dml.gpw import GlobalPairLoss, make_loss
-    from dml.gpw.tiles import Block, Groups, block_statistics
+    from dml.gpw.batch import Groups
+    from dml.gpw.tiles import Block, Negatives, block_statistics
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
@@ -97,7 +101,7 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
             groups = Groups.of(torch.cat(everyone))  # the batch is grouped already
             rows = torch.arange(rank * b, (rank + 1) * b)
             S = X @ Gather.apply(X, scheme).T  # type: ignore[no-untyped-call]
-            t = block_statistics(loss, Block(S, rows, groups), width=m)
+            t = block_statistics(Negatives(loss), Block(S, rows, groups), width=m)
             (loss.sum_of_anchors(t) / m).backward()
         assert X.grad is not None
         return X.grad
@@ -121,16 +125,32 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
     dist.destroy_process_group()
 
 
+def rows_of(found: list[tuple[str, float, int]], where: str) -> list[Row]:
+    """found: scheme, seconds and bytes, of every repetition."""
+    seconds = {s: [t for scheme, t, _ in found if scheme == s] for s in SCHEMES}
+    sent = {s: [n for scheme, _, n in found if scheme == s] for s in SCHEMES}
+    rows = []
+    for scheme, least in LEAST_BYTES.items():
+        value = f"{statistics.median(sent[scheme]) / 1e6:.2f} MB"
+        against = f"ours, {statistics.median(sent['ours']) / 1e6:.2f} MB"
+        ratios = [a / b for a, b in zip(sent[scheme], sent["ours"], strict=True)]
+        rows.append(compared("two_hosts", f"{scheme} sends", value, against, ratios, least))
+        value = duration(statistics.median(seconds[scheme]))
+        against = f"ours, {duration(statistics.median(seconds['ours']))}"
+        ratios = [a / b for a, b in zip(seconds[scheme], seconds["ours"], strict=True)]
+        what = f"{scheme} takes, {where}"
+        rows.append(compared("two_hosts", what, value, against, ratios, ">= 1"))
+    return rows
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rate", default="100mbit", help="of the link (default: %(default)s)")
-    parser.add_argument("--m", type=int, default=1000, help="global batch (default: %(default)s)")
-    parser.add_argument("--d", type=int, default=512, help="embedding size (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=15, help="default: %(default)s")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    parse = parser(__doc__)
+    parse.add_argument("--rate", default="100mbit", help="of the link (default: %(default)s)")
+    parse.add_argument("--m", type=int, default=1000, help="global batch (default: %(default)s)")
+    parse.add_argument("--d", type=int, default=512, help="embedding size (default: %(default)s)")
+    parse.add_argument("--repeats", type=int, default=15, help="default: %(default)s")
+    parse.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    args = parse.parse_args()
     if args.rank is not None:
         worker(args.rank, args.m, args.d, args.repeats)
         return 0
@@ -159,25 +179,8 @@ def main() -> int:
     if any(process.returncode for process in running):
         return 1
 
-    rows = json.loads(outputs[0])
-    seconds = {s: [t for scheme, t, _ in rows if scheme == s] for s in SCHEMES}
-    sent = {s: statistics.median(n for scheme, _, n in rows if scheme == s) for s in SCHEMES}
-    best = statistics.median(seconds["ours"])
-    one = args.m // 2 * args.d * 4
-    print(
-        f"m = {args.m}, d = {args.d}, link {args.rate}, 2 processes of one thread, {args.repeats} x"
-    )
-    print(f"{'scheme':<16}{'median':>9}{'spread':>18}{'ratio':>8}{'sent':>10}{'of one gather':>15}")
-    for scheme in SCHEMES:
-        times = sorted(seconds[scheme])
-        spread = f"{times[0] * 1e3:.0f} - {times[-1] * 1e3:.0f} ms"
-        median = statistics.median(times)
-        print(
-            f"{scheme:<16}{median * 1e3:>6.0f} ms{spread:>18}{median / best:>8.2f}"
-            f"{sent[scheme] / 1e6:>7.2f} MB{sent[scheme] / one:>15.2f}"
-        )
-    slower = [s for s in SCHEMES[1:] if statistics.median(seconds[s]) < best]
-    return int(bool(slower))
+    where = f"m = {args.m:,}, d = {args.d}, {args.rate}"
+    return finish(rows_of(json.loads(outputs[0]), where), args.json)
 
 
 if __name__ == "__main__":

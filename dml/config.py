@@ -111,9 +111,11 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """micro_batch: images per micro-batch and process; None means no gradient caching.
+    """kind: what computes the loss; auto is triton for multi-similarity on a CUDA GPU.
+    micro_batch: images per micro-batch and process; None means no gradient caching.
     precision: of the model; the loss is at least fp32 always."""
 
+    kind: Literal["auto", "streaming", "triton"] = "auto"
     tile: int = field(default=512, metadata=must(at_least(1)))
     micro_batch: int | None = field(default=None, metadata=must(at_least(1), 32))
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"

@@ -21,8 +21,10 @@ LOSS_SHARE = 8  # float64, once a process
 # Those of multi-similarity: minimum positive, maximum negative and the log-sum-exps of the mined
 # positives and negatives. Counted for every loss: beside an embedding they are next to nothing.
 ROW_STATISTICS = 4
+# S of a process's own rows is kept between the two sweeps of the loss up to this many bytes.
+KEPT_SIMILARITIES = 64 * 2**20
 # Matrices of tile x tile alive at the peak; measured with benchmarks/loss_memory.py (docs/log.md).
-WORKING_TILES = 12
+WORKING_TILES = 6
 
 
 @dataclass(frozen=True)
@@ -144,19 +146,26 @@ def loss_bytes_sent(m: int, d: int, processes: int) -> int:
 
 
 def loss_flops(m: int, d: int, processes: int) -> int:
-    """Three products of b x m x d: S in each of the two sweeps, and G X."""
-    return 3 * 2 * (m // processes) * m * d
+    """Of the products alone. One process: half of S in each of the two sweeps, or once where it is
+    kept, and G X. Several: S of own rows, twice unless it is kept, and G X."""
+    b = m // processes
+    S = FP32 * b * m // (2 if processes == 1 else 1)
+    sweeps = 2 - min(1.0, KEPT_SIMILARITIES / S) if processes == 1 else 1 + (S > KEPT_SIMILARITIES)
+    return round(2 * d * (S // FP32 * sweeps + b * m))
 
 
 def loss_memory(m: int, d: int, processes: int, tile: int) -> int:
     """For classes of a few images; the triplet loss keeps all positives, m x per_class, besides."""
     b = m // processes
-    # Gathered embeddings twice: in batch order, and grouped by class to find positives by index.
-    gathered = 2 * m * d + ROW_STATISTICS * m
-    gradient = 3 * b * d  # grouped, in batch order, and scaled for the model
+    gathered = 2 * m * d if processes > 1 else 0  # as it arrives, and by process
+    gradient = 2 * b * d  # of the loss, and scaled for the model
     rows = min(tile, b)
-    block = rows * m + WORKING_TILES * rows * min(tile, m)
-    return FP32 * (gathered + gradient + block) + LABEL * m
+    tiles = WORKING_TILES * rows * min(tile, m)
+    kept = KEPT_SIMILARITIES // FP32
+    S = b * m if b * m <= kept else rows * m
+    if processes == 1:
+        S = min(kept, m * (m + tile) // 2)
+    return FP32 * (gathered + gradient + ROW_STATISTICS * m + S + tiles) + LABEL * m
 
 
 def _problems(

@@ -34,6 +34,7 @@ MAY_CHANGE = {
     "data.shards",
     "data.workers",
     "data.prefetch",
+    "engine.kind",
     "engine.tile",
     "engine.micro_batch",
     "save.every_minutes",

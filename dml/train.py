@@ -106,6 +106,7 @@ def run(
     from dml.evaluate import Evaluation, Evaluator, Subset, of_test_split
     from dml.gpw import GlobalPairLoss, make_loss
     from dml.gpw.pairs import pair_report
+    from dml.gpw.streaming import triton_problem
     from dml.interrupt import CONTINUE, FAIL, LEAVE, SAVE, Interrupted
     from dml.journal import Clock, Journal
     from dml.models import make_model
@@ -134,6 +135,11 @@ def run(
             raise LaunchError(
                 "torch synchronises BatchNorm on GPUs only; set model.batchnorm=frozen"
             )
+        pair_loss = make_loss(config.loss.name, **config.loss.parameters)
+        if config.engine.kind == "triton":
+            dtype = torch.float64 if config.engine.precision == "fp64" else torch.float32
+            if cannot := triton_problem(pair_loss, dtype, device):
+                raise LaunchError(cannot)
         if first:
             open_folder(config)
             to_the_end.enter_context(hold(folder))
@@ -176,8 +182,8 @@ def run(
                 say("metrics.jsonl is shorter than at the checkpoint: lines of it are lost")
     keeper = Keeper(accelerator, folder / "checkpoints", shards, model, optimizer, progress.step)
     clock = Clock(device)
-    pair_loss = make_loss(config.loss.name, **config.loss.parameters)
-    loss_fn, report_wire = GlobalPairLoss(pair_loss, config.engine.tile), Wire()
+    loss_fn = GlobalPairLoss(pair_loss, config.engine.tile, kind=config.engine.kind)
+    report_wire = Wire()
     loading = config.data.workers, config.data.prefetch
 
     def pause(problem: Exception | None, due: bool = False) -> bool:

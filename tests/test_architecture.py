@@ -31,8 +31,13 @@ LAYERS = [
     [
         "dml.gpw.pair_loss",
         "dml.gpw.losses",
+        "dml.gpw.batch",
         "dml.gpw.tiles",
         "dml.gpw.dense",
+        "dml.gpw.fused",
+        "dml.gpw.rows",
+        "dml.gpw.symmetric",
+        "dml.gpw.triton_ms",
         "dml.gpw.streaming",
         "dml.gpw.pairs",
         "dml.gpw",

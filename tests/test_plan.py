@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dml.config import Config, ConfigError, load
-from dml.plan import Plan, main, plan
+from dml.plan import Plan, loss_flops, main, plan
 
 ROOT = Path(__file__).parent.parent
 SOP_1000 = str(ROOT / "configs/sop_bs1000.yaml")
@@ -40,16 +40,25 @@ def test_sop_with_a_batch_of_1000_on_8_processes() -> None:
         # 7 blocks of 125 rows: 512 floats, a label of 8 bytes, 4 statistics of 4 bytes; and 8
         # bytes for its share of the loss
         loss_bytes_sent=7 * (125 * (2048 + 8 + 16) + 8),
-        # embeddings twice, labels, statistics; gradient thrice; S, 12 tiles of 125 x 512
+        # embeddings twice, labels, statistics; gradient twice; S, 6 tiles of 125 x 512
         loss_memory=2 * 1000 * 2048
         + 1000 * 8
         + 1000 * 16
-        + 3 * 125 * 2048
+        + 2 * 125 * 2048
         + 4 * 125 * 1000
-        + 12 * 4 * 125 * 512,
-        # three products of 125 x 1000 x 512, a multiplication and an addition each
-        loss_flops=3 * 2 * 125 * 1000 * 512,
+        + 6 * 4 * 125 * 512,
+        # two products of 125 x 1000 x 512, a multiplication and an addition each: S is kept
+        loss_flops=2 * 2 * 125 * 1000 * 512,
     )
+
+
+def test_the_products_of_the_loss() -> None:
+    """In those of X X^T and G X. S is kept up to 64 MiB; one process computes half of it."""
+    bare = 2 * 2 * 64
+    assert loss_flops(4_096, 64, 1) == 0.75 * bare * 4_096**2
+    assert loss_flops(8_192, 64, 8) == bare * 8_192**2 / 8
+    assert loss_flops(65_536, 64, 64) == 1.5 * bare * 65_536**2 / 64
+    assert loss_flops(65_536, 64, 1) == pytest.approx(bare * 65_536**2, rel=0.01)
 
 
 def test_one_process_sends_nothing() -> None:
@@ -237,8 +246,8 @@ def test_table() -> None:
             "sent for the loss          1.7 MiB per process and step"
             " (the reduction of the model's gradient is not included)"
         ),
-        "memory of the loss         8.1 MiB per process",
-        "work of the loss           0.384 GFLOP per process and step",
+        "memory of the loss         6.4 MiB per process",
+        "work of the loss           0.256 GFLOP per process and step",
     ]
 
 

@@ -287,10 +287,7 @@ def stuck(tmp_path):
         command += ["--out", str(tmp_path / "out"), "--workers", str(workers)]
         command += ["--allow-counts", "--max-bytes", "40K"]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        # A shell that runs the tests in the background ignores Ctrl-C, and children inherit that.
-        ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
         process = subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **streams)
-        signal.signal(signal.SIGINT, ignored)
         started.append(process)
         deadline = time.monotonic() + 60
         while not pipes:

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dml.gpw import GlobalPairLoss, dense_loss, make_loss, pair_weights
+from dml.gpw.batch import Groups
 from dml.gpw.dense import loss_of_similarities, weights_of_similarities
-from dml.gpw.tiles import Groups, spans
+from dml.gpw.symmetric import fits
+from dml.gpw.tiles import spans
 from dml.precision import full_precision
 
 MS = make_loss("multi_similarity")
@@ -36,6 +38,31 @@ def test_streaming_equals_dense(variant, tile):
     loss = make(variant)
     expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
     value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=tile), X, labels)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert relative_error(gradient, expected_gradient) < 1e-12
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+@pytest.mark.parametrize("tile", [8, 20, 64])
+def test_sweeps_by_symmetry_equal_dense(variant, tile):
+    """Classes smaller than a tile, so that a process alone uses both sides of a tile."""
+    X, labels = batch(m=64, classes=25)
+    assert fits(Groups.of(labels), tile)
+    loss = make(variant)
+    expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
+    value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=tile), X, labels)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert relative_error(gradient, expected_gradient) < 1e-12
+
+
+@pytest.mark.parametrize("kept", [0, 2**20], ids=["computed twice", "kept"])
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_sweeps_by_rows_equal_dense(variant, kept, monkeypatch):
+    monkeypatch.setattr("dml.gpw.rows.KEPT_SIMILARITIES", kept)
+    X, labels = batch(m=30)
+    loss = make(variant)
+    expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
+    value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=7), X, labels)
     assert value.item() == pytest.approx(expected.item(), rel=1e-12)
     assert relative_error(gradient, expected_gradient) < 1e-12
 
@@ -102,7 +129,7 @@ def test_a_loss_can_be_pickled_after_use(variant):
 def test_no_gradient_is_computed_where_none_is_wanted(monkeypatch):
     X, labels = batch()
     X.requires_grad_()
-    monkeypatch.setattr("dml.gpw.streaming.own_gradient", None)
+    monkeypatch.setattr("dml.gpw.symmetric.SymmetricSweeps.gradient", None)
     with torch.no_grad():
         assert not GlobalPairLoss(MS)(X, labels).requires_grad
     GlobalPairLoss(MS)(X.detach(), labels)

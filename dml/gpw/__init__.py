@@ -1,8 +1,9 @@
 """General Pair Weighting: every pair loss of the paper, dense and streaming.
 
 - `losses`: each loss under its equation; `pair_loss`: mining in front of weighting
-- `algebra`: statistics that merge; `tiles`: the layout of a batch, its blocks and tiles
-- `dense`: the reference with autograd; `streaming`: exact, without the m x m matrix
+- `algebra`: statistics that merge; `batch`: its layout; `tiles`: blocks of S and their tiles
+- `dense`: the reference with autograd; `streaming`: exact, without the m x m matrix, by the sweeps
+  of `rows` or `symmetric`
 - `table`: Table 1 of the paper, computed
 """
 

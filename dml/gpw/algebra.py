@@ -9,6 +9,7 @@ Shapes: R rows (anchors), C pairs of a row in a tile, K slots for the positives 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class Statistic(ABC):
     """A mergeable reduction. `keep` says which pairs count; None means all of them."""
 
     scope: ClassVar[Scope] = Scope.ANCHOR
+    # whether a pair counts alike from both of its sides: of(S) is of(S^T)
+    mirrored: ClassVar[bool] = False
 
     @abstractmethod
     def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State: ...
@@ -58,6 +61,13 @@ class Statistic(ABC):
 
 def masked(x: Tensor, keep: Tensor | None, otherwise: float) -> Tensor:
     return x if keep is None else x.masked_fill(~keep, otherwise)
+
+
+def above(S: Tensor, threshold: Tensor) -> Tensor:
+    """S where it is above the threshold, -inf elsewhere; without a mask, which would take longer
+    than all else that is done to a tile."""
+    penalty = torch.threshold_(S.detach() - threshold, 0, -torch.inf)
+    return penalty.clamp_(max=0).add_(S)
 
 
 @dataclass(frozen=True)
@@ -104,27 +114,50 @@ def count() -> Sum:
     return Sum(lambda S, t: torch.ones_like(S))
 
 
+# e^LEAST vanishes beside 1 in every precision, and is far from the denormal numbers, with which
+# exp and a product are up to a hundred times slower.
+LEAST = -70.0
+
+
+@dataclass(frozen=True)
+class Exponent:
+    """scale S + shift."""
+
+    scale: float
+    shift: float = 0.0
+
+
 @dataclass(frozen=True)
 class LogSumExp(Statistic):
-    """log sum exp term(S); -inf where there is no pair. The state is (maximum, sum relative to it)."""
+    """log sum e^{scale S + shift}; -inf where there is no pair.
 
-    term: Term
+    The state is (maximum, sum relative to it), without the shift. Terms below e^LEAST of the maximum
+    are taken for e^LEAST.
+    """
+
+    exponent: Exponent
 
     def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
-        x = masked(self.term(S, t), keep, -torch.inf)
-        top = x.detach().amax(-1)
-        return top, torch.exp(x - finite(top)[..., None]).sum(-1)
+        scale = self.exponent.scale
+        S = masked(S, keep, -math.copysign(torch.inf, scale))
+        best = S.detach().amax(-1) if scale > 0 else S.detach().amin(-1)
+        top = scale * best
+        x = torch.add(-finite(top)[..., None], S, alpha=scale)
+        return top, x.clamp_(min=LEAST).exp_().sum(-1)
 
     def merge(self, a: State, b: State) -> State:
+        if a[0].data_ptr() == b[0].data_ptr():  # relative to the same
+            return a[0], a[1] + b[1]
         top = torch.maximum(a[0], b[0])
         scale_a, scale_b = torch.exp(a[0] - finite(top)), torch.exp(b[0] - finite(top))
         return top, a[1] * scale_a + b[1] * scale_b
 
     def finish(self, state: State) -> Tensor:
         top, total = state
-        some = total > 0
+        some = (top > -torch.inf) & (total > 0)
         # log(0) is kept out of the graph, not only out of the result: its gradient is not a number.
-        return torch.where(some, finite(top) + torch.where(some, total, 1).log(), -torch.inf)
+        lse = finite(top) + torch.where(some, total, 1).log() + self.exponent.shift
+        return torch.where(some, lse, -torch.inf).to(total.dtype)
 
 
 def finite(top: Tensor) -> Tensor:
@@ -171,6 +204,7 @@ class Histogram(Additive):
 
     bins: int
     scope: ClassVar[Scope] = Scope.BATCH
+    mirrored: ClassVar[bool] = True
 
     def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
         cell, share = self.locate(S)
@@ -193,16 +227,22 @@ class Histogram(Additive):
 
 @dataclass(frozen=True)
 class Selected(Statistic):
-    """A statistic of the selected pairs only: how mining goes in front of a weighting."""
+    """A statistic of the selected pairs only: how mining goes in front of a weighting.
+
+    threshold: for pairs that are selected by being above it, where a pair at -inf does not count.
+    """
 
     statistic: Statistic
     select: Term
+    threshold: Callable[[Statistics], Tensor] | None = None
 
     @property
     def scope(self) -> Scope:  # type: ignore[override]
         return self.statistic.scope
 
     def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+        if self.threshold is not None and keep is None:
+            return self.statistic.of(above(S, self.threshold(t)), None, t)
         selected = self.select(S, t)
         return self.statistic.of(S, selected if keep is None else keep & selected, t)
 

@@ -6,15 +6,9 @@ import torch
 from torch import Tensor
 
 from dml.gpw.algebra import Side, masked
+from dml.gpw.batch import Groups, check_batch
 from dml.gpw.pair_loss import PairLoss
-from dml.gpw.tiles import (
-    Block,
-    Groups,
-    block_statistics,
-    check_batch,
-    of_rows,
-    weigh_negatives,
-)
+from dml.gpw.tiles import Block, Negatives, block_statistics, of_rows
 from dml.precision import at_least_float32, full_precision
 
 
@@ -32,7 +26,7 @@ def dense_loss(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> Tensor:
 def loss_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> Tensor:
     """L(S, y), for any m x m matrix S."""
     groups = Groups.of(labels)
-    t = block_statistics(loss, whole(S, groups), width=groups.m)
+    t = block_statistics(Negatives(loss), whole(S, groups), width=groups.m)
     value = loss.weighting.value(t) if loss.of_batch else loss.sum_of_anchors(t) / groups.m
     return value.to(S.dtype)
 
@@ -54,7 +48,8 @@ def similarities(embeddings: Tensor) -> Tensor:
 def weights_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     groups = Groups.of(labels)
     block = whole(S, groups)
-    t = block_statistics(loss, block, width=groups.m)
+    negatives = Negatives(loss)
+    t = block_statistics(negatives, block, width=groups.m)
     S_pos, valid = block.positives()
     w = masked(loss.positive_weight(S_pos, of_rows(loss, t, Side.POSITIVE)), valid, 0)
     w_pos = torch.zeros_like(S).scatter_add(1, block.slots, w)
@@ -62,7 +57,7 @@ def weights_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> tuple[
     ((_, S_neg, keep),) = block.negatives(width=groups.m)
     anchors = groups.anchors(loss)
     anchor_rows = None if anchors is None else anchors[:, None]
-    w_neg = weigh_negatives(loss, S_neg, of_rows(loss, t, Side.NEGATIVE), keep, anchor_rows)
+    w_neg = negatives.weigh(S_neg, keep, of_rows(loss, t, Side.NEGATIVE), anchor_rows)
 
     back = groups.order.argsort()
     w_pos, w_neg = (w[back][:, back] / loss.divisor(groups.m) for w in (w_pos, w_neg))

@@ -8,6 +8,7 @@ and finite differences.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,7 +19,9 @@ from torch import Tensor
 
 from dml.catalogue import complete_loss
 from dml.gpw.algebra import (
+    LEAST,
     Collect,
+    Exponent,
     Histogram,
     LogSumExp,
     Scope,
@@ -38,14 +41,16 @@ def softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
-def share(exponent: Tensor, lse: Tensor) -> Tensor:
-    """e^exponent / e^lse: a pair's share in a sum of exponentials; 0 where the sum is empty.
+def share(exponent: Exponent, S: Tensor, lse: Tensor) -> Tensor:
+    """e^{scale S + shift} / e^lse: a pair's share in a sum of exponentials.
 
     At most 1, by definition for the pairs of the sum and by force for those outside it: they are
-    masked later, but an infinity times zero would be not a number.
+    masked later, but an infinity times zero would be not a number. Near e^LEAST, and where the sum
+    is empty, it is 0.
     """
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)
-    return torch.exp((exponent - lse).clamp(max=0))
+    w = torch.add(exponent.shift - lse, S, alpha=exponent.scale).clamp_(LEAST, 0).exp_()
+    return torch.threshold_(w, 2 * math.exp(LEAST), 0)
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,13 @@ class MultiSimilarity(Weighting):
     lam: float
     read: ClassVar = ("lse_pos", "lse_neg")
 
-    def positive_exponent(self, S: Tensor, t: Statistics) -> Tensor:
-        return -self.alpha * (S - self.lam)
+    @property
+    def positive_exponent(self) -> Exponent:
+        return Exponent(-self.alpha, self.alpha * self.lam)
 
-    def negative_exponent(self, S: Tensor, t: Statistics) -> Tensor:
-        return self.beta * (S - self.lam)
+    @property
+    def negative_exponent(self) -> Exponent:
+        return Exponent(self.beta, -self.beta * self.lam)
 
     def stages(self) -> tuple[Stage, ...]:
         return (
@@ -76,16 +83,17 @@ class MultiSimilarity(Weighting):
         return softplus(t["lse_pos"]) / self.alpha + softplus(t["lse_neg"]) / self.beta
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return share(self.positive_exponent(S, t), softplus(t["lse_pos"]))
+        return share(self.positive_exponent, S, softplus(t["lse_pos"]))
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return share(self.negative_exponent(S, t), softplus(t["lse_neg"]))
+        return share(self.negative_exponent, S, softplus(t["lse_neg"]))
 
 
 @dataclass(frozen=True)
 class Equal(Weighting):
     """Equal weights (Section 5.1, "MS mining"):  sum_neg S - sum_pos S."""
 
+    vanishes: ClassVar = False
     read: ClassVar = ()
 
     def stages(self) -> tuple[Stage, ...]:
@@ -177,8 +185,8 @@ class LiftedStructure(Weighting):
 
     def stages(self) -> tuple[Stage, ...]:
         return (
-            (NEGATIVE, {"lse_neg": LogSumExp(lambda S, t: S)}),
-            (POSITIVE, {"lse_pos": LogSumExp(lambda S, t: self.lam - S)}),
+            (NEGATIVE, {"lse_neg": LogSumExp(Exponent(1))}),
+            (POSITIVE, {"lse_pos": LogSumExp(Exponent(-1, self.lam))}),
         )
 
     def value(self, t: Statistics) -> Tensor:
@@ -188,10 +196,10 @@ class LiftedStructure(Weighting):
         return t["lse_pos"] + t["lse_neg"] > 0
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return self.active(t) * share(self.lam - S, t["lse_pos"])
+        return share(Exponent(-1, self.lam), S, t["lse_pos"]).mul_(self.active(t))
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return self.active(t) * share(S, t["lse_neg"])
+        return share(Exponent(1), S, t["lse_neg"]).mul_(self.active(t))
 
 
 @dataclass(frozen=True)
@@ -207,8 +215,8 @@ class LiftedStructureStar(Weighting):
 
     def stages(self) -> tuple[Stage, ...]:
         return (
-            (NEGATIVE, {"lse_neg": LogSumExp(lambda S, t: self.beta * S)}),
-            (POSITIVE, {"lse_pos": LogSumExp(lambda S, t: -self.alpha * S)}),
+            (NEGATIVE, {"lse_neg": LogSumExp(Exponent(self.beta))}),
+            (POSITIVE, {"lse_pos": LogSumExp(Exponent(-self.alpha))}),
         )
 
     def value(self, t: Statistics) -> Tensor:
@@ -216,10 +224,10 @@ class LiftedStructureStar(Weighting):
         return t["lse_pos"] / self.alpha + torch.where(some, t["lse_neg"], 0) / self.beta
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return share(-self.alpha * S, t["lse_pos"])
+        return share(Exponent(-self.alpha), S, t["lse_pos"])
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return share(self.beta * S, t["lse_neg"])
+        return share(Exponent(self.beta), S, t["lse_neg"])
 
 
 @dataclass(frozen=True)
@@ -234,6 +242,7 @@ class BinomialDeviance(Weighting):
     alpha: float
     beta: float
     lam: float
+    vanishes: ClassVar = False
     read: ClassVar = ("P", "N")
 
     def positive_exponent(self, S: Tensor) -> Tensor:
@@ -282,7 +291,7 @@ class NPairs(Weighting):
 
     def stages(self) -> tuple[Stage, ...]:
         return (
-            (NEGATIVE, {"lse_neg": LogSumExp(lambda S, t: S)}),
+            (NEGATIVE, {"lse_neg": LogSumExp(Exponent(1))}),
             (POSITIVE, {"hinges": Sum(self.hinge), "active": Sum(self.active)}),
         )
 
@@ -293,7 +302,7 @@ class NPairs(Weighting):
         return self.active(S, t) / t["P"]
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return t["active"] / t["P"] * share(S, t["lse_neg"])
+        return share(Exponent(1), S, t["lse_neg"]).mul_(t["active"] / t["P"].clamp(min=1))
 
 
 @dataclass(frozen=True)
@@ -307,8 +316,8 @@ class NCA(Weighting):
 
     def stages(self) -> tuple[Stage, ...]:
         return (
-            (NEGATIVE, {"lse_neg": LogSumExp(lambda S, t: S)}),
-            (POSITIVE, {"lse_pos": LogSumExp(lambda S, t: S)}),
+            (NEGATIVE, {"lse_neg": LogSumExp(Exponent(1))}),
+            (POSITIVE, {"lse_pos": LogSumExp(Exponent(1))}),
         )
 
     def value(self, t: Statistics) -> Tensor:
@@ -316,10 +325,10 @@ class NCA(Weighting):
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
         # e^S / pos - e^S / (pos + neg), written so that it cannot fall below zero
-        return share(S, t["lse_pos"]) * torch.sigmoid(t["lse_neg"] - t["lse_pos"])
+        return share(Exponent(1), S, t["lse_pos"]) * torch.sigmoid(t["lse_neg"] - t["lse_pos"])
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return share(S, torch.logaddexp(t["lse_pos"], t["lse_neg"]))
+        return share(Exponent(1), S, torch.logaddexp(t["lse_pos"], t["lse_neg"]))
 
 
 @dataclass(frozen=True)
@@ -332,6 +341,7 @@ class HistogramLoss(Weighting):
 
     bins: int
     scope: ClassVar[Scope] = Scope.BATCH
+    vanishes: ClassVar = False
     read: ClassVar = ("nodes_pos", "nodes_neg")
 
     def stages(self) -> tuple[Stage, ...]:
@@ -370,12 +380,13 @@ class BinLifted(Weighting):
     alpha: float
     beta: float
     lam: float
+    vanishes: ClassVar = False
     read: ClassVar = ("lse_pos", "lse_neg")
 
     def stages(self) -> tuple[Stage, ...]:
         return (
-            (NEGATIVE, {"lse_neg": LogSumExp(lambda S, t: self.beta * S)}),
-            (POSITIVE, {"lse_pos": LogSumExp(lambda S, t: -self.alpha * S)}),
+            (NEGATIVE, {"lse_neg": LogSumExp(Exponent(self.beta))}),
+            (POSITIVE, {"lse_pos": LogSumExp(Exponent(-self.alpha))}),
             (NEGATIVE, {"sum_neg": Sum(lambda S, t: self.negative_weight(S, t).detach() * S)}),
             (POSITIVE, {"sum_pos": Sum(lambda S, t: self.positive_weight(S, t).detach() * S)}),
         )
@@ -385,11 +396,11 @@ class BinLifted(Weighting):
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
         binomial = torch.sigmoid(self.alpha * (self.lam - S))
-        return (binomial + share(-self.alpha * S, t["lse_pos"])) / 2
+        return (binomial + share(Exponent(-self.alpha), S, t["lse_pos"])) / 2
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
         binomial = torch.sigmoid(self.beta * (S - self.lam))
-        return (binomial + share(self.beta * S, t["lse_neg"])) / 2
+        return (binomial + share(Exponent(self.beta), S, t["lse_neg"])) / 2
 
 
 LOSSES: Mapping[str, type[Weighting]] = MappingProxyType(

@@ -15,7 +15,17 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dml.gpw.algebra import Maximum, Minimum, Scope, Selected, Side, Statistic, Statistics, count
+from dml.gpw.algebra import (
+    Maximum,
+    Minimum,
+    Scope,
+    Selected,
+    Side,
+    Statistic,
+    Statistics,
+    above,
+    count,
+)
 
 # Statistics of one side that are computed in one sweep over the pairs. A statistic may read those
 # of the stages before it.
@@ -32,6 +42,8 @@ class Weighting(ABC):
     # paper writes the sum over anchors we take the mean too, so that a learning rate means the
     # same for any batch size). A loss of scope BATCH divides by itself.
     scope: ClassVar[Scope] = Scope.ANCHOR
+    # Whether a negative pair with S = -inf is as good as none, in the statistics and in its weight.
+    vanishes: ClassVar[bool] = True
     # The statistics that the weights read: those of all anchors, so other processes must know them.
     read: ClassVar[tuple[str, ...]]
 
@@ -57,7 +69,10 @@ class Mining:
 
     # Eq. 11:  S_ij > min_{y_k = y_i} S_ik - eps
     def select_negative(self, S: Tensor, t: Statistics) -> Tensor:
-        return S > t["min_positive"] - self.eps
+        return S > self.threshold(t)
+
+    def threshold(self, t: Statistics) -> Tensor:
+        return t["min_positive"] - self.eps
 
     # Eq. 12:  S_ij < max_{y_k != y_i} S_ik + eps
     # With eps on the left, where Eq. 11 has it, both conditions round alike: an anchor with a
@@ -65,12 +80,15 @@ class Mining:
     def select_positive(self, S: Tensor, t: Statistics) -> Tensor:
         return S - self.eps < t["max_negative"]
 
-    def before(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    def before(self, stages: tuple[Stage, ...], vanishes: bool) -> tuple[Stage, ...]:
         """These stages on the selected pairs. The negative side needs only the minimum positive,
         so the maximum negative and a weighting's first negative statistics share one sweep."""
-        select = {Side.POSITIVE: self.select_positive, Side.NEGATIVE: self.select_negative}
+        select = {
+            Side.POSITIVE: (self.select_positive, None),
+            Side.NEGATIVE: (self.select_negative, self.threshold if vanishes else None),
+        }
         mined: list[Stage] = [
-            (side, {name: Selected(s, select[side]) for name, s in statistics.items()})
+            (side, {name: Selected(s, *select[side]) for name, s in statistics.items()})
             for side, statistics in stages
         ]
         hardest_negative: dict[str, Statistic] = {"max_negative": Maximum()}
@@ -99,7 +117,9 @@ class PairLoss:
     def stages(self) -> tuple[Stage, ...]:
         """The weighting's stages, and P: the number of (selected) positives of every anchor."""
         stages = (*self.weighting.stages(), (Side.POSITIVE, {"P": count()}))
-        return stages if self.mining is None else self.mining.before(stages)
+        if self.mining is None:
+            return stages
+        return self.mining.before(stages, self.weighting.vanishes)
 
     @cached_property
     def scopes(self) -> dict[str, Scope]:
@@ -137,7 +157,9 @@ class PairLoss:
         return w.masked_fill(~self.mining.select_positive(S, t), 0)
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        w = self.weighting.negative_weight(S, t)
         if self.mining is None:
-            return w
+            return self.weighting.negative_weight(S, t)
+        if self.weighting.vanishes:
+            return self.weighting.negative_weight(above(S, self.mining.threshold(t)), t)
+        w = self.weighting.negative_weight(S, t)
         return w.masked_fill(~self.mining.select_negative(S, t), 0)

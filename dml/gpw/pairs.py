@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from dml.collectives import Wire
-from dml.gpw.algebra import Scope, Side, masked
+from dml.gpw.algebra import Side, masked
+from dml.gpw.batch import GlobalBatch
 from dml.gpw.pair_loss import PairLoss
-from dml.gpw.streaming import GlobalBatch, blocks, global_statistics
-from dml.gpw.tiles import of_rows, weigh_negatives
+from dml.gpw.rows import RowSweeps
+from dml.gpw.streaming import gathered
+from dml.gpw.tiles import Memory, Negatives, of_rows, part
 from dml.precision import at_least_float32, full_precision
 
 BINS = 64
@@ -69,10 +71,12 @@ def pair_report(
 def _counts(loss: PairLoss, batch: GlobalBatch, tile: int, wire: Wire) -> Iterator[Tensor]:
     """For every block of own rows: anchors with a selected pair, selected positives, selected
     negatives, and the three histograms."""
-    _, t = global_statistics(loss, batch, tile, wire)
+    sweeps = RowSweeps(loss, batch, tile, Memory())
+    weigh = Negatives(loss).weigh
+    _, t = gathered(loss, batch, sweeps.statistics(), wire)
     anchors = batch.groups.anchors(loss)
-    for block in blocks(batch, tile):
-        own = {n: x if loss.scopes[n] is Scope.BATCH else x[block.rows] for n, x in t.items()}
+    for block in sweeps.blocks():
+        own = part(loss, t, block.rows)
         anchor_rows = None if anchors is None else anchors[block.rows, None]
 
         rows = of_rows(loss, own, Side.POSITIVE)
@@ -88,7 +92,7 @@ def _counts(loss: PairLoss, batch: GlobalBatch, tile: int, wire: Wire) -> Iterat
 
         rows = of_rows(loss, own, Side.NEGATIVE)
         for _, S, keep in block.negatives(tile):
-            w = weigh_negatives(loss, S, rows, keep, anchor_rows)
+            w = weigh(S, keep, rows, anchor_rows)
             selected = w > 0
             if loss.mining is not None:
                 mined = loss.mining.select_negative(S, rows)

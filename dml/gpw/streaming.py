@@ -3,43 +3,37 @@
 W processes bring b rows each of a global batch of m = W b.
 
     all-gather the embeddings and labels                               X, m x d
-    for every block of own rows:  S = X_rows X^T, row statistics       (first sweep)
+    first sweep over the own rows of S = X X^T:  their statistics
     all-gather the statistics, a few scalars a row
     loss from the statistics
-    for every block of own rows:  S again; G_ij + G_ji from S and the  (second sweep)
-                                  statistics of row i and of row j;
-                                  dL/dX_rows = 1/m (G + G^T) X
+    second sweep:  G_ij + G_ji from S and the statistics of row i and of row j;
+                   dL/dX_rows = 1/m (G + G^T) X
 
 S is symmetric, so the part of the gradient that comes from the other anchors, G_ji, needs only
 their statistics: backward sends nothing. Memory is O(m d + tile m).
 
-Shapes: m samples, d dimensions, R rows (anchors) of a block, C columns of a tile, K slots.
+The sweeps are those of `rows` for any batch, and of `symmetric` for a process alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from importlib.util import find_spec
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 
 from dml.collectives import Wire
-from dml.gpw.algebra import Scope, Side, Statistics, masked
+from dml.gpw.algebra import Scope, Statistics
+from dml.gpw.batch import GlobalBatch, problem_of
+from dml.gpw.losses import MultiSimilarity
 from dml.gpw.pair_loss import PairLoss
-from dml.gpw.tiles import (
-    Block,
-    Groups,
-    block_statistics,
-    check_finite,
-    of_columns,
-    of_partners,
-    of_rows,
-    problem_of,
-    spans,
-    weigh_negatives,
-)
+from dml.gpw.rows import RowSweeps
+from dml.gpw.symmetric import SymmetricSweeps, fits
+from dml.gpw.tiles import Memory
 from dml.precision import at_least_float32, full_precision
+
+Kind = Literal["auto", "streaming", "triton"]
 
 
 class GlobalPairLoss(nn.Module):
@@ -56,12 +50,17 @@ class GlobalPairLoss(nn.Module):
     Embeddings are expected L2-normalised and taken as they are, as in `dense_loss`, to which it is
     equal in value and gradient. Half precision is computed in float32. Gradients of gradients are
     refused. `tile` is the number of rows, and of columns, worked on at a time: memory against speed;
-    below 32 the last bits of S may differ between the two sides of a pair. `wire` counts what was
-    sent.
+    below 32 the last bits of S may differ between the two sides of a pair. `kind` is what computes
+    the sweeps: "auto" is "triton" where that is possible (dml/gpw/triton_ms.py). `wire` counts what
+    was sent.
     """
 
     def __init__(
-        self, loss: PairLoss, tile: int = 512, reduction: Literal["mean", "sum"] = "mean"
+        self,
+        loss: PairLoss,
+        tile: int = 512,
+        reduction: Literal["mean", "sum"] = "mean",
+        kind: Kind = "auto",
     ) -> None:
         super().__init__()
         if not isinstance(loss, PairLoss):
@@ -73,13 +72,17 @@ class GlobalPairLoss(nn.Module):
                 f"reduction must be 'mean' (for wrappers that average gradients, such as DDP) or "
                 f"'sum', not {reduction!r}"
             )
+        if kind not in get_args(Kind):
+            raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, not {kind!r}")
         self.loss = loss
+        self.kind = kind
         self.tile = tile
         self.reduction = reduction
         self.wire = Wire()
+        self.memory = Memory()
 
     def extra_repr(self) -> str:
-        return f"{self.loss}, tile={self.tile}, reduction={self.reduction!r}"
+        return f"{self.loss}, tile={self.tile}, reduction={self.reduction!r}, kind={self.kind!r}"
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         problem = problem_of(embeddings, labels)
@@ -89,13 +92,55 @@ class GlobalPairLoss(nn.Module):
         X = at_least_float32(embeddings)
         with full_precision(X.device):
             batch = GlobalBatch(X.detach(), labels, self.wire)
-            value, t = global_statistics(self.loss, batch, self.tile, self.wire)
+            sweeps = self.sweeps(batch)
+            value, t = gathered(self.loss, batch, sweeps.statistics(), self.wire)
             value = value.to(X.dtype)
             if not (X.requires_grad and torch.is_grad_enabled()):
                 return value
-            dX = scale * own_gradient(self.loss, batch, t, self.tile)
+            dX = batch.in_batch_order(sweeps.gradient(t))
+            dX *= scale / self.loss.divisor(batch.groups.m)
         attached: Tensor = KnownGradient.apply(X, value, dX)  # type: ignore[no-untyped-call]
         return attached
+
+    def sweeps(self, batch: GlobalBatch) -> Sweeps:
+        if self.kind != "streaming":
+            problem = triton_problem(self.loss, batch.X.dtype, batch.X.device)
+            if problem is None:
+                from dml.gpw.triton_ms import TritonSweeps
+
+                return TritonSweeps(self.loss, batch, self.tile)
+            if self.kind == "triton":
+                raise ValueError(problem)
+        if self.wire.size == 1 and fits(batch.groups, self.tile):
+            return SymmetricSweeps(self.loss, batch, self.tile, self.memory)
+        return RowSweeps(self.loss, batch, self.tile, self.memory)
+
+
+def triton_problem(loss: PairLoss, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why Triton's kernels cannot compute this loss here, in a sentence; None if they can."""
+    instead = "set engine.kind=auto"
+    if not isinstance(loss.weighting, MultiSimilarity):
+        return f"engine.kind=triton computes multi_similarity and ms_weighting, not {loss.name}; {instead}"
+    if dtype != torch.float32:
+        return f"engine.kind=triton computes in float32, not {dtype}; {instead}"
+    if device.type != "cuda":
+        return (
+            f"engine.kind=triton needs a CUDA GPU, and this process computes on {device}; {instead}"
+        )
+    if find_spec("triton") is None:
+        return f"engine.kind=triton needs the package triton (pip install triton); or {instead}"
+    return None
+
+
+class Sweeps(Protocol):
+    """Two sweeps over the similarities of the own rows, and what is kept between them."""
+
+    def statistics(self) -> dict[str, Tensor]:
+        """Those of the own rows, and this process's share in those of the batch."""
+
+    def gradient(self, t: Statistics) -> Tensor:
+        """dL/dX of the own rows, times what the loss is divided by: sum_j (G_ij + G_ji) x_j with
+        G = w_neg - w_pos, from the statistics of all rows."""
 
 
 def describe(embeddings: Tensor, labels: Tensor) -> str:
@@ -122,47 +167,15 @@ class KnownGradient(torch.autograd.Function):
         return grad * dX, None, None
 
 
-class GlobalBatch:
-    """The embeddings of all processes grouped by class, and where each process's rows are in them.
-
-    X: m x d, grouped. rows: W x b, the grouped positions of every process's samples, ascending.
-    """
-
-    def __init__(self, embeddings: Tensor, labels: Tensor, wire: Wire) -> None:
-        X, y = (x.flatten(0, 1) for x in wire.gather(embeddings, labels))
-        check_finite(X, wire.size)
-        self.groups = Groups.of(y)
-        self.X = X[self.groups.order]
-        self.rows = self.groups.order.argsort().view(wire.size, -1).sort(dim=1).values
-        self.rank = wire.rank
-
-    @property
-    def own_rows(self) -> Tensor:
-        return self.rows[self.rank]
-
-    def in_batch_order(self, own: Tensor) -> Tensor:
-        """Own rows, from grouped order back to the order in which they were brought."""
-        back = torch.empty_like(own)
-        back[self.groups.order[self.own_rows] - self.rank * len(own)] = own
-        return back
-
-
-def global_statistics(
-    loss: PairLoss, batch: GlobalBatch, tile: int, wire: Wire
+def gathered(
+    loss: PairLoss, batch: GlobalBatch, own: Statistics, wire: Wire
 ) -> tuple[Tensor, Statistics]:
-    """The loss, and the statistics of all m rows that its weights read: own rows computed, the rest
-    gathered. Sums over processes are taken in their order, so all get the same bits."""
-    parts = [block_statistics(loss, block, tile) for block in blocks(batch, tile)]
-    own: dict[str, Tensor] = {
-        name: torch.stack([p[name] for p in parts]).sum(0)
-        if loss.scopes[name] is Scope.BATCH
-        else torch.cat([p[name] for p in parts])
-        for name in parts[0]
-    }
+    """The loss, and the statistics of all m rows that its weights read. Sums over processes are
+    taken in their order, so all get the same bits."""
     share = own["P"].new_zeros(()) if loss.of_batch else loss.sum_of_anchors(own)
-    total, *gathered = wire.gather(share.double(), *(own[name] for name in loss.read))
+    total, *everyone = wire.gather(share.double(), *(own[name] for name in loss.read))
     t = {}
-    for name, x in zip(loss.read, gathered, strict=True):
+    for name, x in zip(loss.read, everyone, strict=True):
         if loss.scopes[name] is Scope.BATCH:
             t[name] = x.sum(0)
         else:
@@ -170,38 +183,3 @@ def global_statistics(
             t[name][batch.rows.flatten()] = x.flatten(0, 1)
     value = loss.weighting.value(t) if loss.of_batch else total.sum() / batch.groups.m
     return value, t
-
-
-def own_gradient(loss: PairLoss, batch: GlobalBatch, t: Statistics, tile: int) -> Tensor:
-    """dL/dX_i = 1/m sum_j (G_ij + G_ji) x_j with G = w_neg - w_pos; a block of rows at a time."""
-    groups = batch.groups
-    anchors = groups.anchors(loss)
-    parts = []
-    for block in blocks(batch, tile):
-        own = {n: x if loss.scopes[n] is Scope.BATCH else x[block.rows] for n, x in t.items()}
-
-        S_pos, valid = block.positives()
-        w = loss.positive_weight(S_pos, of_rows(loss, own, Side.POSITIVE))
-        w_back = loss.positive_weight(S_pos, of_partners(loss, t, block))
-        w_pos = masked(w + w_back, valid, 0)
-
-        rows = of_rows(loss, own, Side.NEGATIVE)
-        anchor_rows = None if anchors is None else anchors[block.rows, None]
-        for span, S, keep in block.negatives(tile):
-            w = weigh_negatives(loss, S, rows, keep, anchor_rows)
-            anchor_columns = None if anchors is None else anchors[span]
-            w += weigh_negatives(loss, S, of_columns(loss, t, span), keep, anchor_columns)
-            S.copy_(w)
-
-        G = block.S.scatter_add_(1, block.slots, -w_pos)
-        parts.append(G @ batch.X)
-    return batch.in_batch_order(torch.cat(parts)) / loss.divisor(groups.m)
-
-
-def blocks(batch: GlobalBatch, tile: int) -> Iterator[Block]:
-    """S of `tile` own rows at a time, all in the same memory: a block is gone when the next comes."""
-    own = batch.own_rows
-    S = batch.X.new_empty(min(tile, len(own)), batch.groups.m)
-    for span in spans(len(own), tile):
-        rows = own[span]
-        yield Block(torch.mm(batch.X[rows], batch.X.T, out=S[: len(rows)]), rows, batch.groups)

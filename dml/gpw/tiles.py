@@ -1,15 +1,11 @@
-"""How a batch lies in memory: grouped by class, and cut into blocks of rows.
-
-With the samples of a class side by side, the positives of an anchor are one interval of columns:
-they are read by index into K slots, and a tile that meets no such interval holds negatives only and
-needs no mask. A batch of P classes x M images comes grouped already.
+"""S in blocks of rows, and these in tiles: what the engines share.
 
 Shapes: m samples, R rows (anchors) of a block, C columns of a tile, K slots (largest class).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -17,91 +13,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dml.gpw.algebra import Scope, Side, Statistics, masked
+from dml.gpw.algebra import Scope, Side, State, Statistic, Statistics, masked
+from dml.gpw.batch import Groups
 from dml.gpw.pair_loss import PairLoss
-from dml.precision import NotFiniteError
 
-
-def problem_of(embeddings: Tensor, labels: Tensor) -> str | None:
-    """What keeps these from being a batch, in a sentence; None if nothing does."""
-    if not (isinstance(embeddings, Tensor) and isinstance(labels, Tensor)):
-        what = f"{type(embeddings).__name__} and {type(labels).__name__}"
-        return f"embeddings and labels must be tensors, not {what}"
-    if embeddings.ndim != 2 or labels.ndim != 1 or len(embeddings) != len(labels):
-        return (
-            "embeddings must be m x d and labels of length m, but their shapes are "
-            f"{tuple(embeddings.shape)} and {tuple(labels.shape)}"
-        )
-    if len(labels) == 0:
-        return "the batch is empty (m = 0); a loss needs at least one sample"
-    if not embeddings.is_floating_point():
-        return f"embeddings must be floating point, not {embeddings.dtype}"
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        return f"labels must be integers (such as torch.int64), not {labels.dtype}"
-    if labels.device != embeddings.device:
-        return (
-            f"embeddings are on {embeddings.device} but labels on {labels.device}; "
-            "move them to the same device"
-        )
-    return None
-
-
-def check_finite(embeddings: Tensor, processes: int = 1) -> None:
-    """Raise NotFiniteError if a row of the global batch holds NaN or infinity, or overflows in S."""
-    finite = embeddings.detach().square().sum(dim=1).isfinite()
-    if not finite.all():
-        bad = (~finite).nonzero().flatten().tolist()
-        process, row = divmod(bad[0], len(finite) // processes)
-        of = f" of process {process}" if processes > 1 else ""
-        raise NotFiniteError(
-            f"{len(bad)} of {len(finite)} embeddings hold NaN or infinity, or are too large (first in "
-            f"row {row}{of}); the model has diverged or its input is damaged"
-        )
-
-
-def check_batch(embeddings: Tensor, labels: Tensor) -> None:
-    problem = problem_of(embeddings, labels)
-    if problem is not None:
-        raise ValueError(problem)
-    check_finite(embeddings)
-
-
-@dataclass(frozen=True)
-class Groups:
-    """A batch grouped by class, in order of first appearance.
-
-    order: the grouped position -> the position in the batch.
-    start, end: for every grouped position, the interval of its class.
-    K: the size of the largest class.
-    """
-
-    order: Tensor
-    start: Tensor
-    end: Tensor
-    K: int
-
-    @staticmethod
-    def of(labels: Tensor) -> Groups:
-        _, label, size = torch.unique(labels, return_inverse=True, return_counts=True)
-        m = len(labels)
-        position = torch.arange(m, device=labels.device)
-        first = torch.full_like(size, m).scatter_reduce(0, label, position, "amin")
-        order = first[label].argsort(stable=True)
-        start = torch.empty_like(first)
-        by_appearance = first.argsort()
-        start[by_appearance] = size[by_appearance].cumsum(0) - size[by_appearance]
-        label = label[order]
-        return Groups(order, start[label], (start + size)[label], int(size.max()))
-
-    @property
-    def m(self) -> int:
-        return len(self.order)
-
-    def anchors(self, loss: PairLoss) -> Tensor | None:
-        """Which samples are anchors, by grouped position; None: all. One without a positive is not,
-        unless the loss is of the whole batch and has no anchors."""
-        has_positive = self.end - self.start > 1
-        return None if loss.of_batch or has_positive.all() else has_positive
+Named = Mapping[str, Statistic]  # statistics by name
+States = Mapping[str, State]
 
 
 @dataclass(frozen=True)
@@ -147,13 +64,23 @@ def spans(n: int, width: int) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(edges)]
 
 
+def scope(loss: PairLoss, name: str) -> Scope:
+    """What is no statistic is a number of each anchor."""
+    return loss.scopes.get(name, Scope.ANCHOR)
+
+
+def part(loss: PairLoss, t: Statistics, rows: slice | Tensor) -> Statistics:
+    """The statistics of some rows."""
+    return {n: x if scope(loss, n) is Scope.BATCH else x[rows] for n, x in t.items()}
+
+
 def of_rows(loss: PairLoss, t: Statistics, side: Side) -> Statistics:
     """The statistics of a block's own rows, to broadcast against R x K or R x C similarities."""
     views = {}
     for name, x in t.items():
-        if loss.scopes[name] is Scope.BATCH:
+        if scope(loss, name) is Scope.BATCH:
             views[name] = x
-        elif loss.scopes[name] is Scope.POSITIVE_PAIR and side is Side.POSITIVE:
+        elif scope(loss, name) is Scope.POSITIVE_PAIR and side is Side.POSITIVE:
             views[name] = x  # its slots are the pairs
         else:
             views[name] = x.unsqueeze(1)
@@ -163,7 +90,7 @@ def of_rows(loss: PairLoss, t: Statistics, side: Side) -> Statistics:
 def of_columns(loss: PairLoss, t: Statistics, columns: slice) -> Statistics:
     """The statistics of the anchors in these columns, against R x C similarities."""
     return {
-        name: x if loss.scopes[name] is Scope.BATCH else x[columns].unsqueeze(0)
+        name: x if scope(loss, name) is Scope.BATCH else x[columns].unsqueeze(0)
         for name, x in t.items()
     }
 
@@ -176,42 +103,104 @@ def of_partners(loss: PairLoss, t: Statistics, block: Block) -> Statistics:
     own_slot = (block.rows - block.groups.start[block.rows])[:, None]
     views = {}
     for name, x in t.items():
-        if loss.scopes[name] is Scope.BATCH:
+        if scope(loss, name) is Scope.BATCH:
             views[name] = x
-        elif loss.scopes[name] is Scope.POSITIVE_PAIR:
+        elif scope(loss, name) is Scope.POSITIVE_PAIR:
             views[name] = x[block.slots, own_slot]
         else:
             views[name] = x[block.slots]
     return views
 
 
-def block_statistics(loss: PairLoss, block: Block, width: int) -> dict[str, Tensor]:
+def block_statistics(negatives: Negatives, block: Block, width: int) -> dict[str, Tensor]:
     """All statistics of a block's rows: stage after stage, tile after tile."""
+    loss = negatives.loss
     t: dict[str, Tensor] = {}
     for side, statistics in loss.stages:
-        known = of_rows(loss, t, side)
-        states = None
-        for S, keep in tiles(block, side, width):
-            new = {name: s.of(S, keep, known) for name, s in statistics.items()}
-            if states is None:
-                states = new
-            else:
-                states = {n: s.merge(states[n], new[n]) for n, s in statistics.items()}
-        assert states is not None
-        t |= {name: s.finish(states[name]) for name, s in statistics.items()}
+        states: States | None = None
+        if side is Side.POSITIVE:
+            S, valid = block.positives()
+            known = of_rows(loss, t, side)
+            states = {name: s.of(S, valid, known) for name, s in statistics.items()}
+        else:
+            known = of_rows(loss, negatives.known(t), side)
+            for _, S, keep in block.negatives(width):
+                new = negatives.states(statistics, S, keep, known)
+                states = merged(statistics, states, new)
+        t |= finished(statistics, states)
     return t
 
 
-def weigh_negatives(
-    loss: PairLoss, S: Tensor, t: Statistics, keep: Tensor | None, anchors: Tensor | None
-) -> Tensor:
-    """The weights of a tile's negative pairs; zero for what is not one, or not of an anchor."""
-    return masked(masked(loss.negative_weight(S, t), keep, 0), anchors, 0)
+def merged(statistics: Named, a: States | None, b: States) -> States:
+    return b if a is None else {name: s.merge(a[name], b[name]) for name, s in statistics.items()}
 
 
-def tiles(block: Block, side: Side, width: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-    if side is Side.POSITIVE:
-        yield block.positives()
-    else:
-        for _, S, keep in block.negatives(width):
-            yield S, keep
+def finished(statistics: Named, states: States | None) -> dict[str, Tensor]:
+    assert states is not None
+    return {name: s.finish(states[name]) for name, s in statistics.items()}
+
+
+def joined(loss: PairLoss, parts: Sequence[Statistics]) -> dict[str, Tensor]:
+    """The statistics of all rows from those of consecutive parts of them."""
+    return {
+        name: torch.stack([p[name] for p in parts]).sum(0)
+        if loss.scopes[name] is Scope.BATCH
+        else torch.cat([p[name] for p in parts])
+        for name in parts[0]
+    }
+
+
+class Negatives:
+    """What is done to a tile of negatives. `keep`: which of its pairs are; None means all."""
+
+    def __init__(self, loss: PairLoss) -> None:
+        self.loss = loss
+
+    def known(self, t: Statistics) -> Statistics:
+        """The anchors' statistics, and what else of an anchor `states` and `weights` want to know."""
+        return t
+
+    def states(
+        self, statistics: Named, S: Tensor, keep: Tensor | None, t: Statistics
+    ) -> dict[str, State]:
+        return {name: s.of(S, keep, t) for name, s in statistics.items()}
+
+    def weights(
+        self,
+        S: Tensor,
+        keep: Tensor | None,
+        rows: Statistics,
+        columns: Statistics,
+        anchor_rows: Tensor | None,
+        anchor_columns: Tensor | None,
+    ) -> Tensor:
+        """w_ij + w_ji, from the statistics of the rows and of the columns."""
+        w = self.weigh(S, keep, rows, anchor_rows)
+        return w.add_(self.weigh(S, keep, columns, anchor_columns))
+
+    def weigh(
+        self, S: Tensor, keep: Tensor | None, t: Statistics, anchors: Tensor | None
+    ) -> Tensor:
+        """One side of them; zero for what is no negative pair, or not of an anchor."""
+        return masked(masked(self.loss.negative_weight(S, t), keep, 0), anchors, 0)
+
+
+class Memory:
+    """Pieces of memory by name, kept from one step to the next: new memory costs as much time as an
+    operation on it."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
+        size, piece = shape[0] * shape[1], self.pieces.get(name)
+        if (
+            piece is None
+            or len(piece) < size
+            or (piece.dtype, piece.device) != (like.dtype, like.device)
+        ):
+            piece = self.pieces[name] = like.new_empty(size)
+        return piece[:size].view(shape)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Memory, ()

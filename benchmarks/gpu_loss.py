@@ -1,0 +1,107 @@
+"""The Multi-Similarity loss on a GPU, forward and backward, against two bare matrix products.
+
+    python benchmarks/gpu_loss.py
+    python benchmarks/gpu_loss.py --sizes 1000 --repeats 5
+
+The limit is what no exact loss can do without: S = X X^T and (G + G^T) X, in float32 without TF32,
+into memory that is there already. Medians of interleaved repetitions, by the GPU's own clock.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dml.gpw import GlobalPairLoss, make_loss
+from dml.precision import full_precision
+
+LIMIT = "two products"
+KINDS = "streaming", "triton"
+D = 512
+PER_CLASS = 5
+
+
+def batch(m: int) -> tuple[Tensor, Tensor]:
+    """Unit vectors around the centres of their classes, as in the middle of a training."""
+    torch.manual_seed(0)
+    labels = torch.arange(m, device="cuda") // PER_CLASS
+    common, noise = torch.randn(1, D, device="cuda"), torch.randn(m, D, device="cuda")
+    centres = torch.randn(m, D, device="cuda")[labels]
+    return normalize(0.5 * centres + 0.5 * common + noise).requires_grad_(), labels
+
+
+def products(X: Tensor) -> Callable[[], object]:
+    """The limit."""
+    X = X.detach()
+    S, out = X.new_empty(len(X), len(X)), torch.empty_like(X)
+
+    def both() -> None:
+        with full_precision(X.device):
+            torch.mm(X, X.T, out=S)
+            torch.mm(S, X, out=out)
+
+    return both
+
+
+def with_backward(loss: GlobalPairLoss, X: Tensor, labels: Tensor) -> Tensor:
+    X.grad = None
+    value: Tensor = loss(X, labels)
+    value.backward()
+    return value.detach()
+
+
+def interleaved(work: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Milliseconds. Every repetition runs each once, in order, after one warm-up of each."""
+    found: dict[str, list[float]] = {name: [] for name in work}
+    for repeat in range(-1, repeats):
+        for name, action in work.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            action()
+            end.record()
+            end.synchronize()
+            if repeat >= 0:
+                found[name].append(start.elapsed_time(end))
+    return found
+
+
+def measure(m: int, repeats: int) -> dict[str, list[float]]:
+    X, labels = batch(m)
+    losses = {kind: GlobalPairLoss(make_loss("multi_similarity"), kind=kind) for kind in KINDS}
+    values = [with_backward(loss, X, labels) for loss in losses.values()]
+    torch.testing.assert_close(*values, rtol=1e-4, atol=0)
+    work = {LIMIT: products(X)}
+    for kind, loss in losses.items():
+        work[kind] = lambda loss=loss: with_backward(loss, X, labels)
+    return interleaved(work, repeats)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 4000, 16_000])
+    parser.add_argument("--repeats", type=int, default=15, help="default: %(default)s")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks/gpu_loss.py needs a CUDA GPU, and torch finds none here", file=sys.stderr)
+        return 2
+
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, d = {D}")
+    print(f"{'m':>8}  {'':<14}{'ms':>10}{'ratio':>8}  quartiles of the ratio")
+    for m in args.sizes:
+        found = measure(m, args.repeats)
+        for name, ms in found.items():
+            ratios = [a / b for a, b in zip(ms, found[LIMIT], strict=True)]
+            low, ratio, high = statistics.quantiles(ratios, method="inclusive")
+            middle = statistics.median(ms)
+            print(f"{m:>8,}  {name:<14}{middle:>10.3f}{ratio:>8.2f}  {low:.2f} - {high:.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

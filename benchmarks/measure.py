@@ -1,0 +1,160 @@
+"""What the benchmarks share: repetitions, memory, and rows with a goal.
+
+A ratio is the median over repetitions of ours / theirs of the same repetition, so that a drift of
+the machine's speed cancels.
+"""
+
+import argparse
+import json
+import operator
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+MIB = 2**20
+SIGNS = {"<=": operator.le, "<": operator.lt, ">=": operator.ge, "==": operator.eq}
+HEADER = ("part", "what", "value", "against", "ratio", "spread", "goal", "")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One result. value: with its unit; spread: of the ratio; goal: of the ratio, such as '<= 1.5',
+    or '' for none."""
+
+    part: str
+    what: str
+    value: str
+    against: str
+    ratio: float
+    spread: str
+    goal: str = ""
+
+    @property
+    def bound(self) -> float | None:
+        return float(self.goal.split()[1]) if self.goal else None
+
+    @property
+    def ok(self) -> bool | None:
+        """None without a goal."""
+        return SIGNS[self.goal.split()[0]](self.ratio, self.bound) if self.goal else None
+
+    def cells(self) -> tuple[str, ...]:
+        verdict = {None: "", True: "met", False: "missed"}[self.ok]
+        first = self.part, self.what, self.value, self.against
+        return *first, number(self.ratio), self.spread, self.goal, verdict
+
+    def __str__(self) -> str:
+        against = f"{number(self.ratio)} against {self.against}"
+        return f"{self.part}: {self.what}: {against}, goal {self.goal}"
+
+
+# ---- measuring ----------------------------------------------------------------------------------
+
+
+def interleaved(work: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Seconds. Every repetition runs each once, in order, after one warm-up of each."""
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    program = Path(sys.argv[0]).stem
+    for repeat in tqdm(range(-1, repeats), program, leave=False):
+        for name, action in work.items():
+            start = time.perf_counter()
+            action()
+            took = time.perf_counter() - start
+            if repeat >= 0:
+                seconds[name].append(took)
+    return seconds
+
+
+def resident(field: str) -> int:
+    """VmRSS, the memory in use now, or VmHWM, its peak; in bytes (Linux)."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
+
+
+def extra_memory(work: Callable[[], object]) -> int:
+    """Bytes at the peak of the work beyond those before it."""
+    with open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")  # forget the peak so far
+    before = resident("VmRSS")
+    work()
+    return resident("VmHWM") - before
+
+
+# ---- rows ---------------------------------------------------------------------------------------
+
+
+def compared(
+    part: str, what: str, value: str, against: str, ratios: Sequence[float], goal: str = ""
+) -> Row:
+    return Row(part, what, value, against, statistics.median(ratios), spread(ratios), goal)
+
+
+def timed(
+    part: str,
+    what: str,
+    ours: Sequence[float],
+    against: str,
+    theirs: Sequence[float],
+    goal: str = "",
+) -> Row:
+    """Seconds against seconds, repetition by repetition."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return compared(part, what, duration(statistics.median(ours)), against, ratios, goal)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Quartiles; of fewer than five values the extremes; one has none."""
+    if len(values) == 1:
+        return ""
+    low, high = min(values), max(values)
+    if len(values) >= 5:
+        low, _, high = statistics.quantiles(values, method="inclusive")
+    return f"{number(low)} - {number(high)}"
+
+
+def number(x: float) -> str:
+    return f"{x:.3g}" if abs(x) < 1000 else f"{x:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    return f"{number(seconds)} s" if seconds >= 1 else f"{number(1e3 * seconds)} ms"
+
+
+def table(rows: Iterable[Row]) -> str:
+    lines = [HEADER, *(row.cells() for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+# ---- programs -----------------------------------------------------------------------------------
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
+    return made
+
+
+def finish(rows: Sequence[Row], json_path: Path | None) -> int:
+    """Print the rows, and write them if asked to; returns the exit code: 1 if a goal is missed."""
+    print(table(rows))
+    if json_path:
+        json_path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    missed = [row for row in rows if row.ok is False]
+    for row in missed:
+        print(f"missed: {row}", file=sys.stderr)
+    return int(bool(missed))
+
+
+def read_rows(path: Path) -> list[Row]:
+    return [Row(**row) for row in json.loads(path.read_text())]

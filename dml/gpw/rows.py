@@ -1,0 +1,88 @@
+"""The sweeps over S in blocks of own rows: for any number of processes and classes of any size.
+
+    for every block of own rows:  S = X_rows X^T, row statistics       (first sweep)
+    for every block of own rows:  S again; G_ij + G_ji from S and the  (second sweep)
+                                  statistics of row i and of row j;
+                                  dX_rows = (G + G^T) X
+
+S is kept from the first sweep to the second where it is small, and computed twice where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dml.gpw.algebra import Side, Statistics, masked
+from dml.gpw.batch import GlobalBatch
+from dml.gpw.fused import negatives_of
+from dml.gpw.pair_loss import PairLoss
+from dml.gpw.tiles import (
+    Block,
+    Memory,
+    block_statistics,
+    joined,
+    of_columns,
+    of_partners,
+    of_rows,
+    part,
+    spans,
+)
+from dml.plan import KEPT_SIMILARITIES
+
+
+class RowSweeps:
+    """The two sweeps of a process over its own rows."""
+
+    def __init__(self, loss: PairLoss, batch: GlobalBatch, tile: int, memory: Memory) -> None:
+        self.loss, self.batch, self.tile = loss, batch, tile
+        b, m, X = len(batch.own_rows), batch.groups.m, batch.X
+        self.keeps = b * m * X.element_size() <= KEPT_SIMILARITIES
+        rows = min(tile, b)
+        self.S = memory("S", (b if self.keeps else rows, m), X)
+        self.computed = False
+        self.negatives = negatives_of(loss, batch, rows * min(tile, m), memory)
+
+    def blocks(self) -> Iterator[Block]:
+        """S of `tile` own rows at a time; unless S is kept, all in the same memory."""
+        X, own = self.batch.X, self.batch.own_rows
+        for span in spans(len(own), self.tile):
+            rows = own[span]
+            S = self.S[span] if self.keeps else self.S[: len(rows)]
+            if not (self.keeps and self.computed):
+                torch.mm(X[rows], X.T, out=S)
+            yield Block(S, rows, self.batch.groups)
+        self.computed = True
+
+    def statistics(self) -> dict[str, Tensor]:
+        blocks = self.blocks()
+        parts = [block_statistics(self.negatives, block, self.tile) for block in blocks]
+        return joined(self.loss, parts)
+
+    def gradient(self, t: Statistics) -> Tensor:
+        """Overwrites S."""
+        loss, groups = self.loss, self.batch.groups
+        anchors = groups.anchors(loss)
+        known = self.negatives.known(t)
+        parts = []
+        for block in self.blocks():
+            own = part(loss, t, block.rows)
+
+            S_pos, valid = block.positives()
+            w = loss.positive_weight(S_pos, of_rows(loss, own, Side.POSITIVE))
+            w_back = loss.positive_weight(S_pos, of_partners(loss, t, block))
+            w_pos = masked(w + w_back, valid, 0)
+
+            rows = of_rows(loss, part(loss, known, block.rows), Side.NEGATIVE)
+            anchor_rows = None if anchors is None else anchors[block.rows, None]
+            for span, S, keep in block.negatives(self.tile):
+                anchor_columns = None if anchors is None else anchors[span]
+                columns = of_columns(loss, known, span)
+                weights = self.negatives.weights
+                S.copy_(weights(S, keep, rows, columns, anchor_rows, anchor_columns))
+
+            G = block.S.scatter_add_(1, block.slots, -w_pos)
+            parts.append(G @ self.batch.X)
+        return torch.cat(parts)

@@ -1,0 +1,167 @@
+"""The Triton kernels of the multi-similarity loss, without a GPU: interpreted for their results,
+compiled for what they would be on one. The oracle is the dense engine in float64."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from batches import batch, relative_error
+from fleet import WORKERS, environment
+from torch.nn.functional import normalize
+
+from dml.gpw import GlobalPairLoss, dense_loss, make_loss
+from dml.gpw.batch import Groups
+from dml.gpw.dense import whole
+from dml.gpw.streaming import triton_problem
+from dml.gpw.tiles import Negatives, block_statistics
+
+KIB = 1024
+PARAMETERS = {
+    "lively": ({"alpha": 2.0, "beta": 10.0, "lam": 0.5}, 0.25),  # and eps
+    "paper": ({"alpha": 2.0, "beta": 50.0, "lam": 1.0}, 0.1),
+    "code": ({"alpha": 2.0, "beta": 40.0, "lam": 0.5}, 0.1),  # of the authors
+}
+SHIPPED = (64, 64, 16, 16)  # BLOCK_R, BLOCK_C, BLOCK_D, PARTS
+SMALL = (16, 16, 16, 2)  # a small batch has many blocks, too, and many tiles a part
+
+
+def random(sizes, d):
+    """Classes of these sizes in random order, around their centres."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    labels = labels[torch.randperm(len(labels), generator=generator)]
+    centres = torch.randn(len(sizes), d, generator=generator)
+    noise = torch.randn(len(labels), d, generator=generator)
+    return normalize(normalize(centres)[labels] + 0.8 * normalize(noise)), labels
+
+
+def identical():
+    """All the same, and long: S = 4, exponents of 150, and e^89 is infinite in float32."""
+    _, labels = random([5, 3, 1], d=6)
+    return torch.tensor([[2.0, 0, 0, 0, 0, 0]]).repeat(9, 1), labels
+
+
+def opposite():
+    """Two classes at the two ends of a line, almost: the exponents of negatives underflow."""
+    X, labels = random([4, 4], d=5)
+    end = torch.tensor([1.0, 0, 0, 0, 0])
+    return normalize(torch.where(labels[:, None] == 0, end, -end) + 1e-3 * X), labels
+
+
+def torn():
+    """The same with labels across: positives near -1 or 1, and negatives near 1 or -1."""
+    X, _ = opposite()
+    return X, torch.arange(8) % 2
+
+
+def ties():
+    """S in steps of 1/4, as is the eps of one loss: some pairs lie on the edge of being mined."""
+    _, labels = random([5, 4, 4], d=4)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(-1, 2, (13, 4), generator=generator) / 2, labels
+
+
+BATCHES = {
+    "m = 37, d = 19": (lambda: random([9, 1, 7, 5, 2, 13], d=19), 1, 16, SHIPPED),
+    "several blocks": (lambda: random([40, 1, 46, 2, 3, 9], d=35), 1, 70, SHIPPED),
+    "several tiles a part": (lambda: batch(m=75, d=19, dtype=torch.float32), 1, 64, SMALL),
+    "two processes": (lambda: random([9, 1, 7, 5, 2, 14], d=19), 2, 16, SMALL),
+    "three processes": (lambda: random([9, 1, 7, 5, 2, 15], d=19), 3, 7, SMALL),
+    "one class": (lambda: random([37], d=19), 1, 64, SMALL),
+    "no positives": (lambda: random([1] * 11, d=19), 1, 64, SMALL),
+    "one sample": (lambda: random([1], d=3), 1, 64, SMALL),
+    "identical": (identical, 1, 64, SMALL),
+    "opposite": (opposite, 1, 64, SMALL),
+    "torn": (torn, 2, 64, SMALL),
+    "ties": (ties, 1, 64, SMALL),
+}
+LOSSES = {name: make_loss("ms_weighting", **p) for name, (p, _) in PARAMETERS.items()} | {
+    f"{name}, mined": make_loss("multi_similarity", **p, eps=eps)
+    for name, (p, eps) in PARAMETERS.items()
+}
+CASES = [(b, name) for b in BATCHES for name in LOSSES]
+
+
+def run(worker, *arguments, **variables):
+    command = [sys.executable, WORKERS / worker, *arguments]
+    env = environment(**variables)
+    ended = subprocess.run(
+        command, check=False, env=env, capture_output=True, text=True, timeout=240
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Warning" not in ended.stderr
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What the kernels give, interpreted: statistics and gradient of every case."""
+    folder = tmp_path_factory.mktemp("triton")
+    cases = []
+    for b, name in CASES:
+        make, *how = BATCHES[b]
+        cases.append((LOSSES[name], *make(), *how))
+    torch.save(cases, folder / "cases.pt")
+    run("triton_sweeps.py", folder / "cases.pt", folder / "found.pt", TRITON_INTERPRET="1")
+    return dict(zip(CASES, torch.load(folder / "found.pt"), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=" | ".join)
+def test_kernels_equal_dense_in_float64(found, case):
+    (make, *_), loss = BATCHES[case[0]], LOSSES[case[1]]
+    t, gradient = found[case]
+    X, labels = make()
+    X = X.double().requires_grad_()
+    expected = dense_loss(loss, X, labels)
+    (expected_gradient,) = torch.autograd.grad(expected, X)
+    value = loss.sum_of_anchors(t) / len(X)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-30)
+    assert gradient.dtype == torch.float32
+    assert relative_error(gradient.double(), expected_gradient) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=" | ".join)
+def test_statistics_are_those_of_the_streaming_engine(found, case):
+    (make, *_), loss = BATCHES[case[0]], LOSSES[case[1]]
+    t, _ = found[case]
+    X, labels = make()
+    expected = block_statistics(Negatives(loss), whole(X @ X.T, Groups.of(labels)), width=16)
+    assert list(t) == list(expected)
+    for name, x in expected.items():
+        assert t[name].dtype == x.dtype
+        torch.testing.assert_close(t[name], x, rtol=1e-5, atol=1e-5, msg=name)
+    assert torch.equal(t["P"], expected["P"])
+
+
+def test_where_triton_cannot_compute_a_loss_it_says_why():
+    ms, gpu, cpu = make_loss("multi_similarity"), torch.device("cuda"), torch.device("cpu")
+    assert all(triton_problem(loss, torch.float32, gpu) is None for loss in LOSSES.values())
+    for loss, dtype, device, reason in (
+        (make_loss("contrastive"), torch.float32, gpu, "not contrastive"),
+        (ms, torch.float64, gpu, "in float32, not torch.float64"),
+        (ms, torch.float32, cpu, "needs a CUDA GPU, and this process computes on cpu"),
+    ):
+        assert reason in triton_problem(loss, dtype, device)
+    X, labels = batch(dtype=torch.float32)
+    with pytest.raises(ValueError, match="needs a CUDA GPU"):
+        GlobalPairLoss(ms, kind="triton")(X, labels)
+    with pytest.raises(ValueError, match="kind must be one of auto, streaming, triton"):
+        GlobalPairLoss(ms, kind="cuda")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["80", "90"])  # A100, H100
+def test_kernels_compile_for_gpus(tmp_path, capability):
+    variables = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    run("triton_compile.py", capability, tmp_path / "found.json", **variables)
+    kernels = json.loads((tmp_path / "found.json").read_text())
+    assert list(kernels) == ["hardest_positive", "negatives", "positives", "weights"]
+    for name, kernel in kernels.items():
+        assert kernel["cubin"] > 0
+        assert kernel["stack"] == 0, f"{name} spills registers"
+        assert kernel["shared"] <= 99 * KIB
+        assert ".tf32" not in kernel["ptx"]
+        assert "fma.rn.f32" in kernel["ptx"]

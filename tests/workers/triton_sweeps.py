@@ -1,0 +1,48 @@
+"""Statistics and gradient by the Triton kernels: python triton_sweeps.py CASES OUT
+
+CASES: (loss, embeddings, labels, number of processes, tile, blocks) of every case. The processes
+take turns here. Without a GPU it needs TRITON_INTERPRET=1.
+"""
+
+import sys
+
+import torch
+import triton.language as tl
+
+from dml.gpw import triton_ms
+from dml.gpw.batch import GlobalBatch
+
+
+class Turn:
+    """A wire on which every process has the whole batch already."""
+
+    def __init__(self, rank, size, *everyone):
+        self.rank, self.size, self.everyone = rank, size, everyone
+
+    def gather(self, *own):
+        return [x.view(self.size, -1, *x.shape[1:]) for x in self.everyone]
+
+
+def sweeps(loss, X, labels, W, tile, blocks):
+    """The statistics of all rows, grouped, and dL/dX in the order of the batch."""
+    *sizes, triton_ms.PARTS = blocks
+    triton_ms.BLOCK_R, triton_ms.BLOCK_C, triton_ms.BLOCK_D = map(tl.constexpr, sizes)
+    turns = [Turn(rank, W, X, labels) for rank in range(W)]
+    batches = [GlobalBatch(X, labels, turn) for turn in turns]
+    processes = [triton_ms.TritonSweeps(loss, batch, tile) for batch in batches]
+    t = {}
+    for batch, process in zip(batches, processes, strict=True):
+        for name, own in process.statistics().items():
+            t.setdefault(name, torch.full((len(X),), torch.nan))[batch.own_rows] = own
+    read = {name: t[name] for name in loss.read}
+    parts = [b.in_batch_order(p.gradient(read)) for b, p in zip(batches, processes, strict=True)]
+    return t, torch.cat(parts) / loss.divisor(len(X))
+
+
+def main(cases, out):
+    found = [sweeps(*case) for case in torch.load(cases, weights_only=False)]
+    torch.save(found, out)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
