@@ -41,9 +41,8 @@ types: $(STAMP) ## mypy, strict
 
 check: lint types test ## what CI runs
 
-bench: $(STAMP) ## measure: memory of the loss, and a step between two hosts (as root)
-	$(BIN)/python benchmarks/loss_memory.py
-	$(BIN)/python benchmarks/two_hosts.py
+bench: $(STAMP) ## measure everything, into docs/benchmarks.md: half an hour on a quiet machine
+	$(BIN)/python benchmarks/run.py
 
 demo: $(STAMP) ## train on the bundled icons with two processes: a minute or two
 	rm -rf runs/icons_mini

@@ -3,7 +3,8 @@
     python benchmarks/scale.py [--m 4096] [--d 256]
 
 Compute is the time a process spends on a core, so that processes may outnumber the cores; it falls as
-1/W within 15%. Bytes are those handed to torch.distributed; memory is the peak beyond the process's
+1/W within 15%, from the time that one process takes for the same sweeps, over rows. A process alone has a
+shorter way: it computes half of S and uses both sides of it. Bytes are those handed to torch.distributed; memory is the peak beyond the process's
 own embeddings (Linux); both are the plan's. Then the same formulas for sizes that no machine here
 could hold.
 """
@@ -27,19 +28,23 @@ TILE = 512
 WITHIN = "<= 1.15"
 
 
-def work(m: int, d: int, repeats: int) -> None:
+def work(m: int, d: int, repeats: int, by_rows: bool) -> None:
     """One process of W: prints what it measured."""
     import torch
     import torch.distributed as dist
     from torch.nn.functional import normalize
 
     from dml.gpw import GlobalPairLoss, make_loss
+    from dml.gpw.rows import RowSweeps
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, processes = dist.get_rank(), dist.get_world_size()
     b = m // processes
     loss_fn = GlobalPairLoss(make_loss("multi_similarity", beta=40, lam=0.5), tile=TILE)
+    if by_rows:
+        loss, memory = loss_fn.loss, loss_fn.memory
+        loss_fn.sweeps = lambda batch: RowSweeps(loss, batch, TILE, memory)  # type: ignore[method-assign]
     generator = torch.Generator().manual_seed(rank)
     X = normalize(torch.randn(b, d, generator=generator), dim=1).requires_grad_()
     labels = torch.arange(rank * b, (rank + 1) * b) // 4
@@ -62,11 +67,14 @@ def work(m: int, d: int, repeats: int) -> None:
     os._exit(0)
 
 
-def fleet(processes: int, m: int, d: int, repeats: int) -> list[dict[str, Any]]:
+def fleet(
+    processes: int, m: int, d: int, repeats: int, by_rows: bool = False
+) -> list[dict[str, Any]]:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
     command = [sys.executable, __file__, "--work", "--m", m, "--d", d, "--repeats", repeats]
+    command += ["--by-rows"] * by_rows
     running = [
         subprocess.Popen(
             [str(word) for word in command],
@@ -86,17 +94,18 @@ def fleet(processes: int, m: int, d: int, repeats: int) -> list[dict[str, Any]]:
 
 
 def rows_of(m: int, d: int, repeats: int) -> list[Row]:
-    rows, alone = [], 0.0
+    rows = []
+    alone = statistics.median(fleet(1, m, d, repeats, by_rows=True)[0]["seconds"])
     for processes in tqdm((1, 2, 4), "scale", leave=False):
         found = fleet(processes, m, d, repeats)
         seconds = [second for one in found for second in one["seconds"]]
         median = statistics.median(seconds)
-        alone = alone or median
         where = f"W = {processes}, m = {m:,}, d = {d}"
         rate = loss_flops(m, d, processes) / median / 1e9
         value = f"{duration(median)}, {number(rate)} GFLOP/s"
         ratios = [processes * second / alone for second in seconds]
-        rows.append(compared("scale", f"compute x W, {where}", value, "W = 1", ratios, WITHIN))
+        against = "W = 1 by rows"
+        rows.append(compared("scale", f"compute x W, {where}", value, against, ratios, WITHIN))
         if processes > 1:
             sent, plan = found[0]["bytes"], loss_bytes_sent(m, d, processes)
             value = f"{sent:,.0f} bytes"
@@ -133,9 +142,10 @@ def main() -> int:
     parse.add_argument("--d", type=int, default=256, help="embedding size (default: %(default)s)")
     parse.add_argument("--repeats", type=int, default=7, help="default: %(default)s")
     parse.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parse.add_argument("--by-rows", action="store_true", help=argparse.SUPPRESS)
     args = parse.parse_args()
     if args.work:
-        work(args.m, args.d, args.repeats)
+        work(args.m, args.d, args.repeats, args.by_rows)
     code = finish(rows_of(args.m, args.d, args.repeats), args.json)
     print_larger()
     return code

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -144,7 +144,7 @@ class Batches:
                 f"on; set batch.classes to at most {len(self.names)}"
             )
         self.deck = Deck(len(self.names), classes, mix(seed, CLASSES))
-        self.per_class, self.seed = per_class, seed
+        self.per_class, self.seed, self.m = per_class, seed, classes * per_class
 
     def __call__(self, step: int) -> tuple[Rows, Rows]:
         """The m rows and labels of a step, class by class."""
@@ -172,7 +172,14 @@ def held_out(labels: Rows, share: float, seed: int) -> NDArray[np.bool_]:
     return np.isin(labels, names[chosen[: round(share * len(names))]])
 
 
-class TrainBatches(Dataset[tuple[Tensor, Tensor]]):
+class ImageBatches(Dataset[tuple[Tensor, Tensor]]):
+    """Batches by number: at most `most` images, n x size x size x 3 uint8, and something of each."""
+
+    spec: Input
+    most: int
+
+
+class TrainBatches(ImageBatches):
     """By step: this process's slice of the global batch, b x size x size x 3 uint8, and b labels.
 
     What is random about an image is a function of (seed, step, position in the global batch).
@@ -183,6 +190,7 @@ class TrainBatches(Dataset[tuple[Tensor, Tensor]]):
     ) -> None:
         self.reader, self.batches, self.spec = ImageReader(index), batches, spec
         self.rank, self.size = rank, size
+        self.most = len(own_share(batches.m, rank, size))
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         rows, labels = self.batches(step)
@@ -200,7 +208,7 @@ class TrainBatches(Dataset[tuple[Tensor, Tensor]]):
             return train_image(data, self.spec, numbers)
 
 
-class EvalBatches(Dataset[tuple[Tensor, Tensor]]):
+class EvalBatches(ImageBatches):
     """By number: batches of this process's share of the images, every one once, in order."""
 
     def __init__(
@@ -215,13 +223,13 @@ class EvalBatches(Dataset[tuple[Tensor, Tensor]]):
     ) -> None:
         own = own_share(len(rows), rank, size)
         self.reader, self.rows, self.labels = ImageReader(index), rows[own], labels[own]
-        self.spec, self.batch = spec, batch
+        self.spec, self.most = spec, batch
 
     def __len__(self) -> int:
-        return math.ceil(len(self.rows) / self.batch)
+        return math.ceil(len(self.rows) / self.most)
 
     def __getitem__(self, n: int) -> tuple[Tensor, Tensor]:
-        part = slice(n * self.batch, (n + 1) * self.batch)
+        part = slice(n * self.most, (n + 1) * self.most)
         rows = self.rows[part]
         images = (self.image(row) for row in rows.tolist())
         return stacked(images, len(rows), self.spec.size), torch.from_numpy(self.labels[part])
@@ -250,25 +258,64 @@ def own_share(n: int, rank: int, size: int) -> range:
 
 
 def loader(
-    batches: Dataset[tuple[Tensor, Tensor]],
+    batches: ImageBatches,
     order: Sequence[int],
     workers: int = 0,
     prefetch: int = 2,
-) -> DataLoader[tuple[Tensor, Tensor]]:
+    context: str | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches in order, made by worker processes, each with `prefetch` of them ready.
 
-    Do not hand it to accelerator.prepare: every process has its own share already.
+    Every process has its own share already. context: how workers start, such as "spawn".
     """
-    return DataLoader(
-        batches,
-        sampler=order,
+    if workers == 0:
+        for n in order:
+            images, others = batches[n]
+            yield images.pin_memory() if torch.cuda.is_available() else images, others
+        return
+    # One more than there are batches on the way: when the loader hands out a batch, it has asked for
+    # the next already.
+    slots = Slots(batches, workers * prefetch + 1)
+    ready = DataLoader(
+        slots,
+        sampler=((place % len(slots.memory), n) for place, n in enumerate(order)),
         batch_size=None,  # a sample is a whole batch
         num_workers=workers,
-        prefetch_factor=prefetch if workers else None,
-        pin_memory=torch.cuda.is_available(),
+        prefetch_factor=prefetch,
         generator=torch.Generator(),  # or every iteration would take a number from torch's own
         worker_init_fn=ignore_signals,
+        collate_fn=as_it_is,
+        multiprocessing_context=context,
     )
+    yield from (slots.take(*batch) for batch in ready)
+
+
+class Slots(Dataset[tuple[int, NDArray[Any]]]):
+    """Memory that the processes share and use again: to make it anew for every batch would cost a
+    worker 5% of its time."""
+
+    def __init__(self, batches: ImageBatches, count: int) -> None:
+        size = batches.spec.size
+        self.batches = batches
+        self.memory = torch.empty(count, batches.most, size, size, 3, dtype=torch.uint8)
+        self.memory.share_memory_()  # type: ignore[no-untyped-call]
+
+    def __getitem__(self, where: tuple[int, int]) -> tuple[int, NDArray[Any]]:
+        """Puts batch n into a slot."""
+        slot, n = where
+        images, others = self.batches[n]
+        self.memory[slot, : len(images)] = images
+        return slot, others.numpy()
+
+    def take(self, slot: int, others: NDArray[Any]) -> tuple[Tensor, Tensor]:
+        """A copy of what is in a slot, which is then free."""
+        images = self.memory[slot, : len(others)]
+        images = images.pin_memory() if torch.cuda.is_available() else images.clone()
+        return images, torch.from_numpy(others)
+
+
+def as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def ignore_signals(worker: int) -> None:

@@ -20,11 +20,10 @@ from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
-from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from dml.config import Config, ConfigError, load
-from dml.data import Input, eval_image, loader, stacked
+from dml.data import ImageBatches, Input, eval_image, loader, stacked
 from dml.images import Source
 from dml.models import Embedder, make_model
 from dml.precision import NotFiniteError
@@ -94,17 +93,17 @@ def model_sha256(folder: Path) -> str:
     return hashlib.sha256(read_model(folder)).hexdigest()
 
 
-class NamedBatches(Dataset[tuple[Tensor, Tensor]]):
+class NamedBatches(ImageBatches):
     """By number: batches of images, black where one is unreadable, and which are readable."""
 
     def __init__(self, source: Source, names: Sequence[str], spec: Input, batch: int) -> None:
-        self.source, self.names, self.spec, self.batch = source, names, spec, batch
+        self.source, self.names, self.spec, self.most = source, names, spec, batch
 
     def __len__(self) -> int:
-        return math.ceil(len(self.names) / self.batch)
+        return math.ceil(len(self.names) / self.most)
 
     def __getitem__(self, n: int) -> tuple[Tensor, Tensor]:
-        names = self.names[n * self.batch : (n + 1) * self.batch]
+        names = self.names[n * self.most : (n + 1) * self.most]
         images = [image_or_reason(self.source, name, self.spec) for name in names]
         black = Image.new("RGB", (self.spec.size, self.spec.size))
         readable = [not isinstance(image, str) for image in images]

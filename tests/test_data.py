@@ -60,10 +60,7 @@ def batches(index, seed=0, classes=8, per_class=5):
 
 def local_batches(index, first, last, rank=0, size=1, workers=0, seed=0, context=None):
     own = TrainBatches(index, batches(index, seed), SMALL, rank, size)
-    made = loader(own, range(first, last), workers=workers)
-    if context is not None:
-        made.multiprocessing_context = context
-    return list(made)
+    return list(loader(own, range(first, last), workers=workers, context=context))
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

@@ -425,3 +425,27 @@ def test_groups_hold_each_class_in_one_interval(labels):
 def test_a_batch_that_is_grouped_already_stays_in_place():
     labels = torch.tensor([5, 5, 2, 2, 9, 9, 1, 1])
     assert torch.equal(Groups.of(labels).order, torch.arange(8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [0.3, 1, 3])
+@pytest.mark.parametrize("beta", [0.5, 50, 400])
+def test_multi_similarity_in_place_holds_for_any_beta_and_length(beta, length, dtype):
+    """Sums relative to no maximum are for ordinary ones only; the others go the general way."""
+    loss = make_loss("multi_similarity", beta=beta, lam=0.5)
+    X, labels = batch(m=120, classes=40)
+    X = (length * X).to(dtype)
+    expected, expected_gradient = value_and_gradient(dense(loss), X.double(), labels)
+    value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=50), X, labels)
+    within = 1e-12 if dtype == torch.float64 else 3e-5 * max(1, beta / 50)
+    assert value.item() == pytest.approx(expected.item(), rel=within)
+    assert relative_error(gradient.double(), expected_gradient) < within
+
+
+def test_a_batch_without_an_informative_pair_has_a_gradient_of_exact_zeros():
+    """Opposite classes: no negative is near the positives, and the exponents are far below e^-70."""
+    X = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
+    labels = torch.tensor([0, 0, 1, 1])
+    value, gradient = value_and_gradient(GlobalPairLoss(MS), X, labels)
+    assert value == 0
+    assert torch.equal(gradient, torch.zeros_like(X))

@@ -565,8 +565,9 @@ class TestMistakes:
         (["data.shards=/nowhere"], "/nowhere is not there"),
         (["run.dir=/proc/nowhere"], "cannot be written"),
         (["model.weights=nowhere.pth"], "nowhere.pth"),
+        (["engine.kind=triton"], "engine.kind=triton needs a CUDA GPU"),
     ],
-    ids=["batch", "shards", "folder", "weights"],
+    ids=["batch", "shards", "folder", "weights", "engine"],
 )
 def test_all_processes_stop_and_the_first_one_speaks(sets, sentence, tmp_path):
     ended = start(TRAIN, 3, *BASE, f"run.dir={tmp_path}", *sets, timeout=60)

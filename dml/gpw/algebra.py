@@ -150,7 +150,7 @@ class LogSumExp(Statistic):
             return a[0], a[1] + b[1]
         top = torch.maximum(a[0], b[0])
         scale_a, scale_b = torch.exp(a[0] - finite(top)), torch.exp(b[0] - finite(top))
-        return top, a[1] * scale_a + b[1] * scale_b
+        return top, (a[1] * scale_a + b[1] * scale_b).to(a[1].dtype)
 
     def finish(self, state: State) -> Tensor:
         top, total = state
