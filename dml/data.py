@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import math
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from shards.index import ImageReader, Index
 from shards.item import ShardError
 
 Rows = NDArray[np.int64]
+Pixels = NDArray[np.uint8]  # RGB
 # what a random number is for; part of its hash
 CLASSES, IMAGES, AUGMENT, HOLD_OUT = range(4)
 
@@ -121,12 +123,9 @@ def eval_image(data: bytes, spec: Input) -> Image.Image:
     return resized(image, (x, y, x + side, y + side), spec.size)
 
 
-def stacked(images: Iterable[Image.Image], count: int, size: int) -> Tensor:
-    """count x size x size x 3, RGB, uint8."""
-    out = np.empty((count, size, size, 3), dtype=np.uint8)
+def put(images: Iterable[Image.Image], out: Pixels) -> None:
     for i, image in enumerate(images):
         out[i] = np.asarray(image)
-    return torch.from_numpy(out)
 
 
 class Batches:
@@ -172,11 +171,20 @@ def held_out(labels: Rows, share: float, seed: int) -> NDArray[np.bool_]:
     return np.isin(labels, names[chosen[: round(share * len(names))]])
 
 
-class ImageBatches(Dataset[tuple[Tensor, Tensor]]):
+class ImageBatches(Dataset[tuple[Tensor, Tensor]], ABC):
     """Batches by number: at most `most` images, n x size x size x 3 uint8, and something of each."""
 
     spec: Input
     most: int
+
+    @abstractmethod
+    def into(self, out: Pixels, n: int) -> Tensor:
+        """Writes the images of batch n; returns what is said of each."""
+
+    def __getitem__(self, n: int) -> tuple[Tensor, Tensor]:
+        images = np.empty((self.most, self.spec.size, self.spec.size, 3), dtype=np.uint8)
+        others = self.into(images, n)
+        return torch.from_numpy(images[: len(others)]), others
 
 
 class TrainBatches(ImageBatches):
@@ -192,7 +200,7 @@ class TrainBatches(ImageBatches):
         self.rank, self.size = rank, size
         self.most = len(own_share(batches.m, rank, size))
 
-    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+    def into(self, out: Pixels, step: int) -> Tensor:
         rows, labels = self.batches(step)
         own = own_share(len(rows), self.rank, self.size)
         numbers = uniforms(len(rows) * NUMBERS, mix(self.batches.seed, AUGMENT, step))
@@ -200,7 +208,8 @@ class TrainBatches(ImageBatches):
             self.image(row, iter(numbers[i * NUMBERS : (i + 1) * NUMBERS]))
             for i, row in zip(own, rows[own].tolist(), strict=True)
         )
-        return stacked(images, len(own), self.spec.size), torch.from_numpy(labels[own])
+        put(images, out)
+        return torch.from_numpy(labels[own])
 
     def image(self, row: int, numbers: Iterator[float]) -> Image.Image:
         data = self.reader.read(row)
@@ -228,11 +237,11 @@ class EvalBatches(ImageBatches):
     def __len__(self) -> int:
         return math.ceil(len(self.rows) / self.most)
 
-    def __getitem__(self, n: int) -> tuple[Tensor, Tensor]:
+    def into(self, out: Pixels, n: int) -> Tensor:
         part = slice(n * self.most, (n + 1) * self.most)
         rows = self.rows[part]
-        images = (self.image(row) for row in rows.tolist())
-        return stacked(images, len(rows), self.spec.size), torch.from_numpy(self.labels[part])
+        put((self.image(row) for row in rows.tolist()), out)
+        return torch.from_numpy(self.labels[part])
 
     def image(self, row: int) -> Image.Image:
         data = self.reader.read(row)
@@ -303,9 +312,7 @@ class Slots(Dataset[tuple[int, NDArray[Any]]]):
     def __getitem__(self, where: tuple[int, int]) -> tuple[int, NDArray[Any]]:
         """Puts batch n into a slot."""
         slot, n = where
-        images, others = self.batches[n]
-        self.memory[slot, : len(images)] = images
-        return slot, others.numpy()
+        return slot, self.batches.into(self.memory[slot].numpy(), n).numpy()
 
     def take(self, slot: int, others: NDArray[Any]) -> tuple[Tensor, Tensor]:
         """A copy of what is in a slot, which is then free."""

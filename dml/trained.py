@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dml.config import Config, ConfigError, load
-from dml.data import ImageBatches, Input, eval_image, loader, stacked
+from dml.data import ImageBatches, Input, Pixels, eval_image, loader, put
 from dml.images import Source
 from dml.models import Embedder, make_model
 from dml.precision import NotFiniteError
@@ -102,13 +102,14 @@ class NamedBatches(ImageBatches):
     def __len__(self) -> int:
         return math.ceil(len(self.names) / self.most)
 
-    def __getitem__(self, n: int) -> tuple[Tensor, Tensor]:
+    def into(self, out: Pixels, n: int) -> Tensor:
         names = self.names[n * self.most : (n + 1) * self.most]
         images = [image_or_reason(self.source, name, self.spec) for name in names]
         black = Image.new("RGB", (self.spec.size, self.spec.size))
         readable = [not isinstance(image, str) for image in images]
         shown = (black if isinstance(image, str) else image for image in images)
-        return stacked(shown, len(names), self.spec.size), torch.tensor(readable)
+        put(shown, out)
+        return torch.tensor(readable)
 
 
 def image_or_reason(source: Source, name: str, spec: Input) -> Image.Image | str:

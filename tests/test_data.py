@@ -159,13 +159,13 @@ def test_planning_knows_the_sizes_of_built_shards(index):
     assert "batch.classes = 21: only 20 classes to train on" in refused.stderr
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_evaluation_sees_every_image_once(index, size):
+@pytest.mark.parametrize(("size", "workers"), [(1, 0), (1, 1), (2, 2), (3, 0), (7, 0)])
+def test_evaluation_sees_every_image_once(index, size, workers):
     rows, labels = index.positions("test"), index.labels("test")
     seen = []
     for rank in range(size):
         own = EvalBatches(index, rows, labels, SMALL, 4, rank, size)
-        seen += list(loader(own, range(len(own))))
+        seen += list(loader(own, range(len(own)), workers))
     assert torch.cat([y for _, y in seen]).tolist() == labels.tolist()
     reader = ImageReader(index)
     expected = np.stack([eval_image(reader.read(int(row)), SMALL) for row in rows])
