@@ -449,3 +449,19 @@ def test_a_batch_without_an_informative_pair_has_a_gradient_of_exact_zeros():
     value, gradient = value_and_gradient(GlobalPairLoss(MS), X, labels)
     assert value == 0
     assert torch.equal(gradient, torch.zeros_like(X))
+
+
+@pytest.mark.parametrize("beta", [40, 56, 63, 90])
+def test_multi_similarity_in_place_does_not_overflow(beta):
+    """The largest z there is: positives opposite, and 10,000 negatives on top of an anchor."""
+    loss = make_loss("multi_similarity", beta=beta, lam=0.5)
+    X = torch.zeros(10_000, 4)
+    X[:, 0] = 1
+    X[1::2, 0] = -1
+    labels = torch.arange(10_000) // 2
+    value, gradient = value_and_gradient(GlobalPairLoss(loss), X, labels)
+    # every anchor: one positive at -1; 4,999 negatives at 1, and as many at -1
+    positive = torch.tensor(3.0).exp().log1p() / 2
+    negative = 0.5 + torch.tensor(4999.0).log() / beta
+    assert value.item() == pytest.approx((positive + negative).item(), rel=1e-5)
+    assert gradient.isfinite().all()

@@ -8,8 +8,9 @@ It gives what the statistics of `algebra` and the weights of `losses` give. Ther
 a new tile, and a mask is slower than all the rest; beside the two products that would be as long again.
 A pair that is no negative has S = -inf.
 
-As z is positive, the sums need no maximum to be relative to, where beta z stays within 2 h or so: always
-for normalised embeddings and an ordinary beta.
+As z is positive, the sums need no maximum to be relative to while beta z stays below 2.4 h, and a million
+of e^{1.4 h} can be added: for normalised embeddings and beta up to 57, and in float64 up to 340. Beyond, the
+statistics are those of `algebra`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dml.gpw.losses import MultiSimilarity, softplus
 from dml.gpw.pair_loss import Mining, PairLoss
 from dml.gpw.tiles import Memory, Named, Negatives
 
-# h, and what stands for -inf: both far from where numbers, and exp, leave the normal range
+# h, and what stands for -inf: far from where numbers, and exp, leave the normal range
 HALF = {torch.float32: (50.0, -84.0), torch.float64: (300.0, -700.0)}
 
 
@@ -60,7 +61,7 @@ class FusedNegatives(Negatives):
             c = self.ms.beta * (bound.double() - self.ms.lam) - softplus(t["lse_neg"].double())
             # without a positive nothing is selected
             more["c"] = c.masked_fill_(bound == torch.inf, 0).to(bound.dtype)
-        elif self.ms.beta * (self.largest - bound.min()) < self.half - self.least:
+        elif self.ms.beta * (self.largest - bound.min()) < 2.4 * self.half:
             more["relative_to"] = self.ms.beta * bound.double() + self.half
         return {**t, **more}
 

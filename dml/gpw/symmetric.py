@@ -4,11 +4,12 @@
     tiles I <= J of S = X X^T:      statistics of the rows I from S, of the rows J from S^T
     the same tiles again:           W = w_ij + w_ji;  dX_I += W X_J,  dX_J += W^T X_I
 
-Half of S twice, and W X: as many multiplications as in the two bare products X X^T and W X, and
-fewer where S is small enough to be kept. A tile stays in the cache. The samples are grouped by class and tiles end between classes, so only those
-on the diagonal hold positive pairs; for classes larger than a tile there is dml/gpw/rows.py.
+Half of S twice, and W X: as many multiplications as in the two bare products X X^T and W X, and fewer
+where S is small enough to be kept. A tile stays in the cache. The samples are grouped by class and tiles
+end between classes, so only those on the diagonal hold positive pairs; for classes larger than a tile
+there is dml/gpw/rows.py.
 
-Shapes: m samples, d dimensions, n classes, K slots (largest class), R x C tiles.
+Shapes: m samples, d dimensions, K slots (largest class), R x C tiles.
 """
 
 from __future__ import annotations
