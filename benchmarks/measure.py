@@ -56,11 +56,13 @@ class Row:
 # ---- measuring ----------------------------------------------------------------------------------
 
 
-def interleaved(work: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds. Every repetition runs each once, in order, after one warm-up of each."""
+def interleaved(
+    work: Mapping[str, Callable[[], object]], repeats: int, warm_ups: int = 1
+) -> dict[str, list[float]]:
+    """Seconds. Every repetition runs each once, in order, after the warm-ups."""
     seconds: dict[str, list[float]] = {name: [] for name in work}
     program = Path(sys.argv[0]).stem
-    for repeat in tqdm(range(-1, repeats), program, leave=False):
+    for repeat in tqdm(range(-warm_ups, repeats), program, leave=False):
         for name, action in work.items():
             start = time.perf_counter()
             action()
