@@ -1,6 +1,7 @@
 """Starts real processes that form one gloo group."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WORKERS = Path(__file__).parent / "workers"
+
+# A shell that runs the tests in the background ignores Ctrl-C, and what they start inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

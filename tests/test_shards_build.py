@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fleet import ROOT
 from pictures import encode, make_folder, pixels, put
 
 from shards.build import build, main
@@ -20,8 +21,6 @@ from shards.images import check
 from shards.index import ImageReader, load_index
 from shards.item import Collection, FileItem, Item, ShardError
 from shards.sources import folder
-
-ROOT = Path(__file__).parents[1]
 
 
 def files(out):
