@@ -31,7 +31,7 @@ PARTS = {
     "scale": [],
     "two_hosts": [],
     "caching": [],
-    "recall": [],
+    "recall": ["--repeats", "2"],  # minutes each
     "loader": [str(ROOT / "shards" / "bundled" / "icons-mini"), "--size", "32"],
     "training_step": [],
     "startup": [],
