@@ -24,7 +24,8 @@ ROW_STATISTICS = 4
 # S of a process's own rows is kept between the two sweeps of the loss up to this many bytes.
 KEPT_SIMILARITIES = 64 * 2**20
 # Matrices of tile x tile alive at the peak; measured with benchmarks/loss_memory.py (docs/log.md).
-WORKING_TILES = 6
+# Sweeps over rows, those of several processes, mask the tiles with positives, which takes more of them.
+WORKING_TILES, WORKING_TILES_BY_ROWS = 6, 18
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def loss_memory(m: int, d: int, processes: int, tile: int) -> int:
     gathered = 2 * m * d if processes > 1 else 0  # as it arrives, and by process
     gradient = 2 * b * d  # of the loss, and scaled for the model
     rows = min(tile, b)
-    tiles = WORKING_TILES * rows * min(tile, m)
+    tiles = (WORKING_TILES if processes == 1 else WORKING_TILES_BY_ROWS) * rows * min(tile, m)
     kept = KEPT_SIMILARITIES // FP32
     S = b * m if b * m <= kept else rows * m
     if processes == 1:
