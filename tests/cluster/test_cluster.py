@@ -227,7 +227,7 @@ def test_a_run_that_fails_for_good_tells_why_and_does_not_block_the_others(slurm
 
 
 def test_cancelled_runs_stay_away_until_the_sweep_is_started_again(slurm, tmp_path):
-    other = slurm("sbatch", "--parsable", "--wrap", "sleep 100").strip()
+    other = slurm("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 100").strip()
     points = {"first": {}, "second": {}}
     sweep = OnSlurm(
         slurm, tmp_path / "sweep", points, slurm={"parallel": 1}, **{"length.steps": 12}
