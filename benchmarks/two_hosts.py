@@ -101,7 +101,7 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
             groups = Groups.of(torch.cat(everyone))  # the batch is grouped already
             rows = torch.arange(rank * b, (rank + 1) * b)
             S = X @ Gather.apply(X, scheme).T  # type: ignore[no-untyped-call]
-            t = block_statistics(Negatives(loss), Block(S, rows, groups), width=m)
+            t = block_statistics(Negatives(loss, groups), Block(S, rows, groups), width=m)
             (loss.sum_of_anchors(t) / m).backward()
         assert X.grad is not None
         return X.grad

@@ -128,7 +128,8 @@ def test_statistics_are_those_of_the_streaming_engine(found, case):
     (make, *_), loss = BATCHES[case[0]], LOSSES[case[1]]
     t, _ = found[case]
     X, labels = make()
-    expected = block_statistics(Negatives(loss), whole(X @ X.T, Groups.of(labels)), width=16)
+    groups = Groups.of(labels)
+    expected = block_statistics(Negatives(loss, groups), whole(X @ X.T, groups), width=16)
     assert list(t) == list(expected)
     for name, x in expected.items():
         assert t[name].dtype == x.dtype

@@ -26,7 +26,7 @@ def dense_loss(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> Tensor:
 def loss_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> Tensor:
     """L(S, y), for any m x m matrix S."""
     groups = Groups.of(labels)
-    t = block_statistics(Negatives(loss), whole(S, groups), width=groups.m)
+    t = block_statistics(Negatives(loss, groups), whole(S, groups), width=groups.m)
     value = loss.weighting.value(t) if loss.of_batch else loss.sum_of_anchors(t) / groups.m
     return value.to(S.dtype)
 
@@ -48,16 +48,15 @@ def similarities(embeddings: Tensor) -> Tensor:
 def weights_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     groups = Groups.of(labels)
     block = whole(S, groups)
-    negatives = Negatives(loss)
+    negatives = Negatives(loss, groups)
     t = block_statistics(negatives, block, width=groups.m)
-    S_pos, valid = block.positives()
-    w = masked(loss.positive_weight(S_pos, of_rows(loss, t, Side.POSITIVE)), valid, 0)
-    w_pos = torch.zeros_like(S).scatter_add(1, block.slots, w)
+    w = loss.positive_weight(block.S_pos, of_rows(loss, t, Side.POSITIVE))
+    w = masked(w, block.classes.valid, 0)
+    w_pos = torch.zeros_like(S).scatter_add(1, block.classes.slots, w)
 
     ((_, S_neg, keep),) = block.negatives(width=groups.m)
-    anchors = groups.anchors(loss)
-    anchor_rows = None if anchors is None else anchors[:, None]
-    w_neg = negatives.weigh(S_neg, keep, of_rows(loss, t, Side.NEGATIVE), anchor_rows)
+    rows = of_rows(loss, negatives.known(t), Side.NEGATIVE)
+    w_neg = negatives.weigh(S_neg, keep, rows)
 
     back = groups.order.argsort()
     w_pos, w_neg = (w[back][:, back] / loss.divisor(groups.m) for w in (w_pos, w_neg))

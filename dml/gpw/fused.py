@@ -34,8 +34,8 @@ def negatives_of(loss: PairLoss, batch: GlobalBatch, size: int, memory: Memory) 
     """For tiles of at most `size` pairs."""
     if isinstance(loss.weighting, MultiSimilarity) and loss.mining is not None:
         tiles = memory("tiles", (2, size), batch.X)
-        return FusedNegatives(loss, loss.weighting, loss.mining, batch.largest, tiles)
-    return Negatives(loss)
+        return FusedNegatives(loss, loss.weighting, loss.mining, batch, tiles)
+    return Negatives(loss, batch.groups)
 
 
 class FusedNegatives(Negatives):
@@ -44,13 +44,13 @@ class FusedNegatives(Negatives):
         loss: PairLoss,
         ms: MultiSimilarity,
         mining: Mining,
-        largest: Tensor,
+        batch: GlobalBatch,
         tiles: Tensor,
     ) -> None:
-        super().__init__(loss)
-        self.ms, self.mining, self.largest, self.tiles = ms, mining, largest, tiles
-        self.half, self.least = HALF[largest.dtype]
-        self.minus_half = largest.new_tensor(-self.half)
+        super().__init__(loss, batch.groups)
+        self.ms, self.mining, self.largest, self.tiles = ms, mining, batch.largest, tiles
+        self.half, self.least = HALF[tiles.dtype]
+        self.minus_half = tiles.new_tensor(-self.half)
 
     def known(self, t: Statistics) -> Statistics:
         """Besides: the bound of z; what the sums are relative to; and, once lse_neg is known, c. In
@@ -63,7 +63,7 @@ class FusedNegatives(Negatives):
             more["c"] = c.masked_fill_(bound == torch.inf, 0).to(bound.dtype)
         elif self.ms.beta * (self.largest - bound.min()) < 2.4 * self.half:
             more["relative_to"] = self.ms.beta * bound.double() + self.half
-        return {**t, **more}
+        return {**super().known(t), **more}
 
     def states(
         self, statistics: Named, S: Tensor, keep: Tensor | None, t: Statistics
@@ -75,20 +75,14 @@ class FusedNegatives(Negatives):
         total = torch.threshold_(z, 2 * math.exp(self.least), 0).sum(1)
         return {"max_negative": (S.amax(1),), "lse_neg": (t["relative_to"][:, 0], total)}
 
-    def weights(
-        self,
-        S: Tensor,
-        keep: Tensor | None,
-        rows: Statistics,
-        columns: Statistics,
-        anchor_rows: Tensor | None,
-        anchor_columns: Tensor | None,
-    ) -> Tensor:
+    def weigh_both(
+        self, S: Tensor, keep: Tensor | None, rows: Statistics, columns: Statistics
+    ) -> None:
         """An anchor without a positive selects nothing, so there is nothing to mask."""
         if keep is not None:
-            return super().weights(S, keep, rows, columns, anchor_rows, anchor_columns)
-        w = self.share(S, rows, 0).add_(self.share(S, columns, 1))
-        return torch.threshold_(w, 4 * math.exp(LEAST), 0)
+            return super().weigh_both(S, keep, rows, columns)
+        torch.add(self.share(S, rows, 0), self.share(S, columns, 1), out=S)
+        torch.threshold_(S, 4 * math.exp(LEAST), 0)
 
     def share(self, S: Tensor, t: Statistics, place: int) -> Tensor:
         z = self.selected(S, t["bound"], place, -torch.inf)

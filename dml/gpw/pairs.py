@@ -72,15 +72,14 @@ def _counts(loss: PairLoss, batch: GlobalBatch, tile: int, wire: Wire) -> Iterat
     """For every block of own rows: anchors with a selected pair, selected positives, selected
     negatives, and the three histograms."""
     sweeps = RowSweeps(loss, batch, tile, Memory())
-    weigh = Negatives(loss).weigh
+    of_pairs = Negatives(loss, batch.groups)
     _, t = gathered(loss, batch, sweeps.statistics(), wire)
-    anchors = batch.groups.anchors(loss)
+    known = of_pairs.known(t)
     for block in sweeps.blocks():
-        own = part(loss, t, block.rows)
-        anchor_rows = None if anchors is None else anchors[block.rows, None]
+        own = part(loss, known, block.rows)
 
         rows = of_rows(loss, own, Side.POSITIVE)
-        S, valid = block.positives()
+        S, valid = block.S_pos, block.classes.valid
         w = masked(loss.positive_weight(S, rows), valid, 0)
         selected = w > 0
         if loss.mining is not None:
@@ -92,14 +91,14 @@ def _counts(loss: PairLoss, batch: GlobalBatch, tile: int, wire: Wire) -> Iterat
 
         rows = of_rows(loss, own, Side.NEGATIVE)
         for _, S, keep in block.negatives(tile):
-            w = weigh(S, keep, rows, anchor_rows)
+            w = of_pairs.weigh(S, keep, rows)
             selected = w > 0
             if loss.mining is not None:
                 mined = loss.mining.select_negative(S, rows)
-                selected = masked(masked(mined, keep, False), anchor_rows, False)
+                selected = masked(masked(mined, keep, False), rows.get("anchor"), False)
             live |= selected.any(1)
             negatives += selected.sum()
-            dissimilar += histogram(S if keep is None else S[keep], SIMILARITIES)
+            dissimilar += histogram(S[S > -torch.inf if keep is None else keep], SIMILARITIES)
             weights += log_histogram(w)
         counts = torch.stack([live.sum(), positives, negatives]).double()
         yield torch.cat([counts, similar, dissimilar, weights])

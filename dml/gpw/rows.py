@@ -42,19 +42,24 @@ class RowSweeps:
         self.keeps = b * m * X.element_size() <= KEPT_SIMILARITIES
         rows = min(tile, b)
         self.S = memory("S", (b if self.keeps else rows, m), X)
-        self.computed = False
+        self.kept: list[Block] = []
         self.negatives = negatives_of(loss, batch, rows * min(tile, m), memory)
 
     def blocks(self) -> Iterator[Block]:
-        """S of `tile` own rows at a time; unless S is kept, all in the same memory."""
+        """S of `tile` own rows at a time; unless it is kept, all in the same memory."""
+        if self.kept:
+            yield from self.kept
+            return
         X, own = self.batch.X, self.batch.own_rows
         for span in spans(len(own), self.tile):
             rows = own[span]
             S = self.S[span] if self.keeps else self.S[: len(rows)]
-            if not (self.keeps and self.computed):
-                torch.mm(X[rows], X.T, out=S)
-            yield Block(S, rows, self.batch.groups)
-        self.computed = True
+            block = Block(torch.mm(X[rows], X.T, out=S), rows, self.batch.groups)
+            if self.loss.weighting.vanishes:
+                block.erase_positives()
+            yield block
+            if self.keeps:
+                self.kept.append(block)
 
     def statistics(self) -> dict[str, Tensor]:
         blocks = self.blocks()
@@ -63,26 +68,19 @@ class RowSweeps:
 
     def gradient(self, t: Statistics) -> Tensor:
         """Overwrites S."""
-        loss, groups = self.loss, self.batch.groups
-        anchors = groups.anchors(loss)
+        loss, X = self.loss, self.batch.X
         known = self.negatives.known(t)
         parts = []
         for block in self.blocks():
-            own = part(loss, t, block.rows)
-
-            S_pos, valid = block.positives()
-            w = loss.positive_weight(S_pos, of_rows(loss, own, Side.POSITIVE))
-            w_back = loss.positive_weight(S_pos, of_partners(loss, t, block))
-            w_pos = masked(w + w_back, valid, 0)
+            S_pos, classes = block.S_pos, block.classes
+            w = loss.positive_weight(S_pos, of_rows(loss, part(loss, t, block.rows), Side.POSITIVE))
+            w += loss.positive_weight(S_pos, of_partners(loss, t, block))
+            w_pos = masked(w, classes.valid, 0)
 
             rows = of_rows(loss, part(loss, known, block.rows), Side.NEGATIVE)
-            anchor_rows = None if anchors is None else anchors[block.rows, None]
             for span, S, keep in block.negatives(self.tile):
-                anchor_columns = None if anchors is None else anchors[span]
-                columns = of_columns(loss, known, span)
-                weights = self.negatives.weights
-                S.copy_(weights(S, keep, rows, columns, anchor_rows, anchor_columns))
+                self.negatives.weigh_both(S, keep, rows, of_columns(loss, known, span))
 
-            G = block.S.scatter_add_(1, block.slots, -w_pos)
-            parts.append(G @ self.batch.X)
+            G = block.S.scatter_add_(1, classes.slots, -w_pos)
+            parts.append(G @ X)
         return torch.cat(parts)

@@ -25,6 +25,7 @@ from dml.gpw.batch import GlobalBatch, Groups
 from dml.gpw.fused import negatives_of
 from dml.gpw.pair_loss import PairLoss
 from dml.gpw.tiles import (
+    Classes,
     Memory,
     Named,
     States,
@@ -55,11 +56,11 @@ class SymmetricSweeps:
         kept = KEPT_SIMILARITIES // (size * batch.X.element_size())
         self.S = memory("S", (min(kept + 1, len(self.pairs)), size), batch.X)
         self.computed = [False] * len(self.pairs)
-        self.classes = [Classes(batch.groups, span) for span in self.spans]
-        self.anchors = batch.groups.anchors(loss)
         self.negatives = negatives_of(loss, batch, size, memory)
-        positives = [self.classes[i].positives(self.tile(i)) for i in n]
-        self.S_pos, self.valid = (torch.cat(parts) for parts in zip(*positives, strict=True))
+        classes = Classes(batch.groups, batch.own_rows)
+        self.valid = classes.valid
+        self.slots = [classes.slots[I] - I.start for I in self.spans]  # in tiles on the diagonal
+        self.S_pos = torch.cat([self.tile(i).gather(1, self.slots[i]) for i in n])
 
     def tile(self, n: int) -> Tensor:
         """The similarities of pair number n of spans. As many as there is room for are kept, the
@@ -78,10 +79,10 @@ class SymmetricSweeps:
         for n, (i, j) in enumerate(self.pairs):
             S, keep = self.tile(n), None
             if i == j and self.loss.weighting.vanishes:
-                S.scatter_(1, self.classes[i].slots, -torch.inf)
+                S.scatter_(1, self.slots[i], -torch.inf)
             elif i == j:
                 keep = torch.ones_like(S, dtype=torch.bool)
-                keep.scatter_(1, self.classes[i].slots, False)
+                keep.scatter_(1, self.slots[i], False)
             yield i, j, S, keep
 
     def statistics(self) -> dict[str, Tensor]:
@@ -113,7 +114,8 @@ class SymmetricSweeps:
         return [of_rows(self.loss, part(self.loss, t, I), Side.NEGATIVE) for I in self.spans]
 
     def gradient(self, t: Statistics) -> Tensor:
-        loss, X, anchors = self.loss, self.X, self.anchors
+        """Overwrites S."""
+        loss, X = self.loss, self.X
         w_pos = loss.positive_weight(self.S_pos, of_rows(loss, t, Side.POSITIVE))
         w_pos = masked(w_pos, self.valid, 0).neg_()
         known = self.negatives.known(t)
@@ -121,33 +123,16 @@ class SymmetricSweeps:
         dX = torch.empty_like(X)
         for i, j, S, keep in self.tiles():
             I, J = self.spans[i], self.spans[j]
-            of_I, of_J = (None, None) if anchors is None else (anchors[I, None], anchors[J])
-            W = self.negatives.weights(S, keep, rows[i], columns[j], of_I, of_J)
+            self.negatives.weigh_both(S, keep, rows[i], columns[j])
+            W = S
             if i == j:
-                slots = self.classes[i].slots
-                W.scatter_add_(1, slots, w_pos[I])
-                W.T.scatter_add_(1, slots, w_pos[I])
+                W.scatter_add_(1, self.slots[i], w_pos[I])
+                W.T.scatter_add_(1, self.slots[i], w_pos[I])
                 torch.mm(W, X[I], out=dX[I])
             else:
                 dX[I].addmm_(W, X[J])
                 dX[J].addmm_(W.T, X[I])
         return dX
-
-
-class Classes:
-    """The classes of a span: of every row, the K columns of its class in the tile on the diagonal. A
-    smaller class repeats its last one, which counts once."""
-
-    def __init__(self, groups: Groups, span: slice) -> None:
-        start, end = (x[span, None] - span.start for x in (groups.start, groups.end))
-        slot = torch.arange(groups.K, device=start.device)
-        self.slots = torch.minimum(start + slot, end - 1)
-        row = torch.arange(len(start), device=start.device)[:, None]
-        self.valid = (start + slot < end) & (self.slots != row)
-
-    def positives(self, S: Tensor) -> tuple[Tensor, Tensor]:
-        """R x K similarities, and which of them are those of a positive pair."""
-        return S.gather(1, self.slots), self.valid
 
 
 def between_classes(groups: Groups, tile: int) -> list[slice]:

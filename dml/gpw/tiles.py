@@ -6,8 +6,6 @@ Shapes: m samples, R rows (anchors) of a block, C columns of a tile, K slots (la
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -21,35 +19,42 @@ Named = Mapping[str, Statistic]  # statistics by name
 States = Mapping[str, State]
 
 
-@dataclass(frozen=True)
+class Classes:
+    """Of some rows, the columns of their classes: R x K slots. A smaller class repeats its last column,
+    which counts once.
+
+    valid: which slots hold a positive pair.
+    """
+
+    def __init__(self, groups: Groups, rows: Tensor) -> None:
+        start, end = groups.start[rows, None], groups.end[rows, None]
+        column = start + torch.arange(groups.K, device=rows.device)
+        self.slots = torch.minimum(column, end - 1)
+        self.valid = (column < end) & (column != rows[:, None])
+
+
 class Block:
     """The similarities of some rows, ascending grouped positions, with all m columns."""
 
-    S: Tensor
-    rows: Tensor
-    groups: Groups
+    def __init__(self, S: Tensor, rows: Tensor, groups: Groups) -> None:
+        self.S, self.rows, self.groups = S, rows, groups
+        self.classes = Classes(groups, rows)
+        self.S_pos = S.gather(1, self.classes.slots)
+        self.erased = False
 
-    @cached_property
-    def slots(self) -> Tensor:
-        """R x K: the columns of each row's class. A smaller class leaves slots over, which run into
-        the next class or stay at the last column; they are not valid."""
-        K = torch.arange(self.groups.K, device=self.rows.device)
-        return (self.groups.start[self.rows, None] + K).clamp(max=self.groups.m - 1)
-
-    def positives(self) -> tuple[Tensor, Tensor]:
-        """R x K similarities, and which of the slots hold a positive pair."""
-        rows = self.rows[:, None]
-        size = (self.groups.end - self.groups.start)[rows]
-        slot = torch.arange(self.groups.K, device=self.rows.device)
-        return self.S.gather(1, self.slots), (slot < size) & (self.slots != rows)
+    def erase_positives(self) -> None:
+        """In S they become -inf, where a pair is as good as none to losses that `vanish`."""
+        self.S.scatter_(1, self.classes.slots, -torch.inf)
+        self.erased = True
 
     def negatives(self, width: int) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """Tiles of at most `width` columns: where, similarities, which are negative (None: all)."""
+        """Tiles of at most `width` columns: where, similarities, which are negative (None: all, or
+        all above -inf)."""
         start, end = self.groups.start[self.rows, None], self.groups.end[self.rows, None]
         band = int(start[0]), int(end[-1])
         for columns in spans(self.groups.m, width):
             S = self.S[:, columns]
-            if columns.stop <= band[0] or columns.start >= band[1]:
+            if self.erased or columns.stop <= band[0] or columns.start >= band[1]:
                 yield columns, S, None
             else:
                 c = torch.arange(columns.start, columns.stop, device=S.device)
@@ -100,15 +105,16 @@ def of_partners(loss: PairLoss, t: Statistics, block: Block) -> Statistics:
 
     Row i lies in its partners' slot number i - start: the class is the same.
     """
+    slots = block.classes.slots
     own_slot = (block.rows - block.groups.start[block.rows])[:, None]
     views = {}
     for name, x in t.items():
         if scope(loss, name) is Scope.BATCH:
             views[name] = x
         elif scope(loss, name) is Scope.POSITIVE_PAIR:
-            views[name] = x[block.slots, own_slot]
+            views[name] = x[slots, own_slot]
         else:
-            views[name] = x[block.slots]
+            views[name] = x[slots]
     return views
 
 
@@ -119,9 +125,8 @@ def block_statistics(negatives: Negatives, block: Block, width: int) -> dict[str
     for side, statistics in loss.stages:
         states: States | None = None
         if side is Side.POSITIVE:
-            S, valid = block.positives()
-            known = of_rows(loss, t, side)
-            states = {name: s.of(S, valid, known) for name, s in statistics.items()}
+            known, valid = of_rows(loss, t, side), block.classes.valid
+            states = {name: s.of(block.S_pos, valid, known) for name, s in statistics.items()}
         else:
             known = of_rows(loss, negatives.known(t), side)
             for _, S, keep in block.negatives(width):
@@ -153,36 +158,27 @@ def joined(loss: PairLoss, parts: Sequence[Statistics]) -> dict[str, Tensor]:
 class Negatives:
     """What is done to a tile of negatives. `keep`: which of its pairs are; None means all."""
 
-    def __init__(self, loss: PairLoss) -> None:
-        self.loss = loss
+    def __init__(self, loss: PairLoss, groups: Groups) -> None:
+        self.loss, self.anchors = loss, groups.anchors(loss)
 
     def known(self, t: Statistics) -> Statistics:
-        """The anchors' statistics, and what else of an anchor `states` and `weights` want to know."""
-        return t
+        """The anchors' statistics, and what else of an anchor `states` and `weigh` want to know."""
+        return t if self.anchors is None else {**t, "anchor": self.anchors}
 
     def states(
         self, statistics: Named, S: Tensor, keep: Tensor | None, t: Statistics
     ) -> dict[str, State]:
         return {name: s.of(S, keep, t) for name, s in statistics.items()}
 
-    def weights(
-        self,
-        S: Tensor,
-        keep: Tensor | None,
-        rows: Statistics,
-        columns: Statistics,
-        anchor_rows: Tensor | None,
-        anchor_columns: Tensor | None,
-    ) -> Tensor:
-        """w_ij + w_ji, from the statistics of the rows and of the columns."""
-        w = self.weigh(S, keep, rows, anchor_rows)
-        return w.add_(self.weigh(S, keep, columns, anchor_columns))
+    def weigh(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Tensor:
+        """w_ij; zero for what is no negative pair, or not of an anchor."""
+        return masked(masked(self.loss.negative_weight(S, t), keep, 0), t.get("anchor"), 0)
 
-    def weigh(
-        self, S: Tensor, keep: Tensor | None, t: Statistics, anchors: Tensor | None
-    ) -> Tensor:
-        """One side of them; zero for what is no negative pair, or not of an anchor."""
-        return masked(masked(self.loss.negative_weight(S, t), keep, 0), anchors, 0)
+    def weigh_both(
+        self, S: Tensor, keep: Tensor | None, rows: Statistics, columns: Statistics
+    ) -> None:
+        """w_ij + w_ji into S, from the statistics of the rows and of the columns."""
+        torch.add(self.weigh(S, keep, rows), self.weigh(S, keep, columns), out=S)
 
 
 class Memory:
