@@ -2,33 +2,55 @@
 
     python benchmarks/scale.py [--m 4096] [--d 256]
 
-Compute is the time a process spends on a core, so that processes may outnumber the cores; it falls as
-1/W within 15%, from the time that one process takes for the same sweeps, over rows. A process alone has a
-shorter way: it computes half of S and uses both sides of it. Bytes are those handed to torch.distributed; memory is the peak beyond the process's
-own embeddings (Linux); both are the plan's. Then the same formulas for sizes that no machine here
-could hold.
+Compute is the time a process spends on a core for its two sweeps. The processes take turns at them, so
+that they may outnumber the cores and do not drive each other out of the cache. It falls as 1/W within
+15%, from the time that one process takes for the same sweeps, over rows. A process alone has a shorter way, beside
+which W processes need 4/3 of the products: it computes half of S and uses both sides of it. Bytes are
+those handed to torch.distributed; memory is the peak beyond the process's own embeddings (Linux); both
+are the plan's. Then the same formulas for sizes that no machine here could hold.
 """
 
 import argparse
+import fcntl
 import json
 import os
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import IO, Any
 
 from measure import MIB, Row, compared, duration, extra_memory, finish, number, parser
 from tqdm import tqdm
 
 from dml.plan import loss_bytes_sent, loss_flops, loss_memory
 
-TILE = 512
+TILE = 1024
 WITHIN = "<= 1.15"
 
 
-def work(m: int, d: int, repeats: int, by_rows: bool) -> None:
+class Turns:
+    """Sweeps at which only one process computes at a time, and how long it does."""
+
+    def __init__(self, lock: IO[str]) -> None:
+        self.lock, self.seconds = lock, 0.0
+
+    def __call__(self, sweep: Callable[..., Any]) -> Callable[..., Any]:
+        def in_turn(*arguments: Any) -> Any:
+            fcntl.flock(self.lock, fcntl.LOCK_EX)
+            start = time.thread_time()
+            result = sweep(*arguments)
+            self.seconds += time.thread_time() - start
+            fcntl.flock(self.lock, fcntl.LOCK_UN)
+            return result
+
+        return in_turn
+
+
+def work(m: int, d: int, repeats: int, by_rows: bool, lock: IO[str]) -> None:
     """One process of W: prints what it measured."""
     import torch
     import torch.distributed as dist
@@ -36,6 +58,7 @@ def work(m: int, d: int, repeats: int, by_rows: bool) -> None:
 
     from dml.gpw import GlobalPairLoss, make_loss
     from dml.gpw.rows import RowSweeps
+    from dml.gpw.symmetric import SymmetricSweeps
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -45,6 +68,10 @@ def work(m: int, d: int, repeats: int, by_rows: bool) -> None:
     if by_rows:
         loss, memory = loss_fn.loss, loss_fn.memory
         loss_fn.sweeps = lambda batch: RowSweeps(loss, batch, TILE, memory)  # type: ignore[method-assign]
+    in_turn = Turns(lock)
+    for sweeps in (RowSweeps, SymmetricSweeps):
+        for name in ("__init__", "statistics", "gradient"):
+            setattr(sweeps, name, in_turn(getattr(sweeps, name)))
     generator = torch.Generator().manual_seed(rank)
     X = normalize(torch.randn(b, d, generator=generator), dim=1).requires_grad_()
     labels = torch.arange(rank * b, (rank + 1) * b) // 4
@@ -57,10 +84,9 @@ def work(m: int, d: int, repeats: int, by_rows: bool) -> None:
     def steps() -> None:
         for _ in range(repeats):
             X.grad = None
-            dist.barrier()
-            start = time.thread_time()
+            in_turn.seconds = 0
             loss_fn(X, labels).backward()
-            seconds.append(time.thread_time() - start)
+            seconds.append(in_turn.seconds)
 
     memory = extra_memory(steps)
     sent = (loss_fn.wire.bytes_sent - sent) / repeats
@@ -76,30 +102,31 @@ def fleet(
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
-    command = [sys.executable, __file__, "--work", "--m", m, "--d", d, "--repeats", repeats]
+    command = [sys.executable, __file__, "--m", m, "--d", d, "--repeats", repeats]
     command += ["--by-rows"] * by_rows
-    running = [
-        subprocess.Popen(
-            [str(word) for word in command],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(processes),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            },
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    return [json.loads(process.communicate()[0]) for process in running]
+    with tempfile.NamedTemporaryFile() as lock:
+        running = [
+            subprocess.Popen(
+                [*map(str, command), "--work", lock.name],
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(processes),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port,
+                },
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(processes)
+        ]
+        return [json.loads(process.communicate()[0]) for process in running]
 
 
 def rows_of(m: int, d: int, repeats: int) -> list[Row]:
     rows = []
-    alone = statistics.median(fleet(1, m, d, repeats, by_rows=True)[0]["seconds"])
     for processes in tqdm((1, 2, 4), "scale", leave=False):
+        alone = statistics.median(fleet(1, m, d, repeats, by_rows=True)[0]["seconds"])
         found = fleet(processes, m, d, repeats)
         seconds = [second for one in found for second in one["seconds"]]
         median = statistics.median(seconds)
@@ -144,11 +171,11 @@ def main() -> int:
     parse.add_argument("--m", type=int, default=4096, help="batch size (default: %(default)s)")
     parse.add_argument("--d", type=int, default=256, help="embedding size (default: %(default)s)")
     parse.add_argument("--repeats", type=int, default=7, help="default: %(default)s")
-    parse.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parse.add_argument("--work", type=argparse.FileType(), help=argparse.SUPPRESS)
     parse.add_argument("--by-rows", action="store_true", help=argparse.SUPPRESS)
     args = parse.parse_args()
     if args.work:
-        work(args.m, args.d, args.repeats, args.by_rows)
+        work(args.m, args.d, args.repeats, args.by_rows, args.work)
     code = finish(rows_of(args.m, args.d, args.repeats), args.json)
     print_larger()
     return code

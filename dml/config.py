@@ -116,7 +116,7 @@ class Engine:
     precision: of the model; the loss is at least fp32 always."""
 
     kind: Literal["auto", "streaming", "triton"] = "auto"
-    tile: int = field(default=512, metadata=must(at_least(1)))
+    tile: int = field(default=1024, metadata=must(at_least(1)))
     micro_batch: int | None = field(default=None, metadata=must(at_least(1), 32))
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
 

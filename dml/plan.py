@@ -23,9 +23,9 @@ LOSS_SHARE = 8  # float64, once a process
 ROW_STATISTICS = 4
 # S of a process's own rows is kept between the two sweeps of the loss up to this many bytes.
 KEPT_SIMILARITIES = 64 * 2**20
-# Matrices of tile x tile alive at the peak; measured with benchmarks/loss_memory.py (docs/log.md).
-# Sweeps over rows, those of several processes, mask the tiles with positives, which takes more of them.
-WORKING_TILES, WORKING_TILES_BY_ROWS = 6, 18
+# Matrices of tile x tile alive at the peak of multi-similarity, alone and of several processes, with the
+# buffers of the libraries; measured with benchmarks/scale.py (docs/log.md). Other losses take more.
+WORKING_TILES, WORKING_TILES_BY_ROWS = 2, 5
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Statistic(ABC):
 
 
 def masked(x: Tensor, keep: Tensor | None, otherwise: float) -> Tensor:
-    return x if keep is None else x.masked_fill(~keep, otherwise)
+    return x if keep is None else torch.where(keep, x, otherwise)
 
 
 def above(S: Tensor, threshold: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ mask. A batch of P classes x M images comes grouped already.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -41,12 +42,12 @@ def problem_of(embeddings: Tensor, labels: Tensor) -> str | None:
     return None
 
 
-def check_finite(embeddings: Tensor, processes: int = 1) -> Tensor:
+def check_finite(embeddings: Tensor, processes: int = 1) -> float:
     """The largest S_ii, which no S_ij exceeds; NotFiniteError if a row of the global batch holds NaN
     or infinity, or overflows in S."""
     squares = torch.linalg.vector_norm(embeddings.detach(), dim=1).square()
-    largest: Tensor = squares.max()
-    if not largest.isfinite():
+    largest = float(squares.max())
+    if not math.isfinite(largest):
         finite = squares.isfinite()
         bad = (~finite).nonzero().flatten().tolist()
         process, row = divmod(bad[0], len(finite) // processes)
@@ -65,30 +66,34 @@ def check_batch(embeddings: Tensor, labels: Tensor) -> None:
     check_finite(embeddings)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Groups:
     """A batch grouped by class, in order of first appearance.
 
     order: the grouped position -> the position in the batch.
     start, end: for every grouped position, the interval of its class.
-    K: the size of the largest class. came_grouped: the order is that of the batch.
+    K: the size of the largest class. sizes: those of the classes, if the order is that of the batch.
     """
 
     order: Tensor
     start: Tensor
     end: Tensor
     K: int
-    came_grouped: bool = False
+    sizes: Tensor | None = None
 
     @staticmethod
-    def of(labels: Tensor) -> Groups:
+    def of(labels: Tensor, last: Groups | None = None) -> Groups:
+        """The last ones themselves, if this batch is grouped alike: what follows from them follows
+        again."""
         m = len(labels)
         run, size = torch.unique_consecutive(labels, return_counts=True)
         if len(run.unique()) == len(run):  # it comes grouped
+            if last is not None and last.sizes is not None and torch.equal(last.sizes, size):
+                return last
             end = size.cumsum(0)
             order = torch.arange(m, device=labels.device)
             start, end = ((x.repeat_interleave(size, output_size=m)) for x in (end - size, end))
-            return Groups(order, start, end, int(size.max()), came_grouped=True)
+            return Groups(order, start, end, int(size.max()), sizes=size)
         _, label, size = torch.unique(labels, return_inverse=True, return_counts=True)
         position = torch.arange(m, device=labels.device)
         first = torch.full_like(size, m).scatter_reduce(0, label, position, "amin")
@@ -102,6 +107,10 @@ class Groups:
     @property
     def m(self) -> int:
         return len(self.order)
+
+    @property
+    def came_grouped(self) -> bool:
+        return self.sizes is not None
 
     def anchors(self, loss: PairLoss) -> Tensor | None:
         """Which samples are anchors, by grouped position; None: all. One without a positive is not,
@@ -117,18 +126,30 @@ class GlobalBatch:
     largest: no similarity is above it.
     """
 
-    def __init__(self, embeddings: Tensor, labels: Tensor, wire: Wire) -> None:
+    def __init__(
+        self, embeddings: Tensor, labels: Tensor, wire: Wire, last: Groups | None = None
+    ) -> None:
         X, y = (x.flatten(0, 1) for x in wire.gather(embeddings, labels))
         self.largest = check_finite(X, wire.size)
-        self.groups = Groups.of(y)
-        self.X = X if self.groups.came_grouped else X[self.groups.order]
-        place = self.groups.order if self.groups.came_grouped else self.groups.order.argsort()
-        self.rows = place.view(wire.size, -1).sort(dim=1).values
+        self.groups = Groups.of(y, last)
+        order = self.groups.order
+        if self.groups.came_grouped:
+            self.X, self.rows = X, order.view(wire.size, -1)
+        else:
+            self.X, self.rows = X[order], order.argsort().view(wire.size, -1).sort(dim=1).values
         self.rank = wire.rank
 
     @property
     def own_rows(self) -> Tensor:
         return self.rows[self.rank]
+
+    def of_all_rows(self, x: Tensor) -> Tensor:
+        """Numbers of every process's own rows, W x b (x ...), in grouped order: m (x ...)."""
+        if self.groups.came_grouped:
+            return x.flatten(0, 1)
+        grouped = torch.empty_like(x).flatten(0, 1)
+        grouped[self.rows.flatten()] = x.flatten(0, 1)
+        return grouped
 
     def in_batch_order(self, own: Tensor) -> Tensor:
         """Own rows, from grouped order back to the order in which they were brought."""

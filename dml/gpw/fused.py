@@ -1,16 +1,16 @@
 """Mined multi-similarity on a tile of negatives, in place: the paper's loss in the fewest passes.
 
     selected:      z = S - (min_positive - eps) > 0                                           (Eq. 11)
-    statistics:    max S, and sum e^{beta z - h} of the selected
-    weights:       e^{beta z + c}, c = beta (min_positive - eps - lam) - log[1 + e^lse_neg]   (Eq. 13)
+    terms:         E = e^{beta z - h} of the selected, and next to nothing, e^LEAST, of the others
+    statistics:    max S, and sum E
+    weights:       f E, f = e^{h + beta (min_positive - eps - lam)} / (1 + e^lse_neg)         (Eq. 13)
 
 It gives what the statistics of `algebra` and the weights of `losses` give. There every operation makes
 a new tile, and a mask is slower than all the rest; beside the two products that would be as long again.
-A pair that is no negative has S = -inf.
+A pair that is no negative has S = -inf, for there is no mask.
 
-As z is positive, the sums need no maximum to be relative to while beta z stays below 2.4 h, and a million
-of e^{1.4 h} can be added: for normalised embeddings and beta up to 57, and in float64 up to 340. Beyond, the
-statistics are those of `algebra`.
+As z is positive, the sums need no maximum to be relative to: h is zero unless beta z may be so large
+that sums overflow. Where no h will do, for beta above 57 (float32) or 400, the work is left to `algebra`.
 """
 
 from __future__ import annotations
@@ -20,76 +20,91 @@ import math
 import torch
 from torch import Tensor
 
-from dml.gpw.algebra import LEAST, State, Statistics
+from dml.gpw.algebra import State, Statistics
 from dml.gpw.batch import GlobalBatch
 from dml.gpw.losses import MultiSimilarity, softplus
 from dml.gpw.pair_loss import Mining, PairLoss
-from dml.gpw.tiles import Memory, Named, Negatives
+from dml.gpw.tiles import Memory, Named, Negatives, spans
 
-# h, and what stands for -inf: far from where numbers, and exp, leave the normal range
-HALF = {torch.float32: (50.0, -84.0), torch.float64: (300.0, -700.0)}
+# Exponents, far from where numbers, and exp, leave the normal range: the least, the largest of which a
+# million can be added, and the largest h.
+LEAST = {torch.float32: -84.0, torch.float64: -700.0}
+LARGEST = {torch.float32: 70.0, torch.float64: 600.0}
+LARGEST_H = {torch.float32: 45.0, torch.float64: 300.0}
 
 
-def negatives_of(loss: PairLoss, batch: GlobalBatch, size: int, memory: Memory) -> Negatives:
-    """For tiles of at most `size` pairs."""
+# Pairs worked on at a time: with two results of as many they stay in a core's cache.
+PAIRS = 2**18
+
+
+def negatives_of(loss: PairLoss, batch: GlobalBatch, memory: Memory) -> Negatives:
     if isinstance(loss.weighting, MultiSimilarity) and loss.mining is not None:
-        tiles = memory("tiles", (2, size), batch.X)
-        return FusedNegatives(loss, loss.weighting, loss.mining, batch, tiles)
+        return FusedNegatives(loss, loss.weighting, loss.mining, batch, memory)
     return Negatives(loss, batch.groups)
 
 
 class FusedNegatives(Negatives):
     def __init__(
-        self,
-        loss: PairLoss,
-        ms: MultiSimilarity,
-        mining: Mining,
-        batch: GlobalBatch,
-        tiles: Tensor,
+        self, loss: PairLoss, ms: MultiSimilarity, mining: Mining, batch: GlobalBatch, memory: Memory
     ) -> None:
         super().__init__(loss, batch.groups)
-        self.ms, self.mining, self.largest, self.tiles = ms, mining, batch.largest, tiles
-        self.half, self.least = HALF[tiles.dtype]
-        self.minus_half = tiles.new_tensor(-self.half)
+        self.ms, self.mining, self.largest = ms, mining, batch.largest
+        self.memory, self.least = memory, LEAST[batch.X.dtype]
+        self.h, self.minus_h = 0.0, batch.X.new_zeros(())
 
     def known(self, t: Statistics) -> Statistics:
-        """Besides: the bound of z; what the sums are relative to; and, once lse_neg is known, c. In
-        float64, as they are large beside their differences."""
+        """The bound of z; what the sums are relative to; and, once lse_neg is known, f. In float64,
+        as their exponents are large beside their differences."""
         bound = self.mining.threshold(t)
-        more = {"bound": bound}
-        if "lse_neg" in t:
-            c = self.ms.beta * (bound.double() - self.ms.lam) - softplus(t["lse_neg"].double())
-            # without a positive nothing is selected
-            more["c"] = c.masked_fill_(bound == torch.inf, 0).to(bound.dtype)
-        elif self.ms.beta * (self.largest - bound.min()) < 2.4 * self.half:
-            more["relative_to"] = self.ms.beta * bound.double() + self.half
-        return {**super().known(t), **more}
+        z = self.largest - float(bound.min())
+        self.h = max(0.0, self.ms.beta * z - LARGEST[bound.dtype])
+        if self.h > LARGEST_H[bound.dtype]:
+            return super().known(t)
+        self.minus_h = bound.new_tensor(-self.h)
+        relative_to = self.ms.beta * bound.double() + self.h
+        if "lse_neg" not in t:
+            return {"bound": bound, "relative_to": relative_to}
+        f = relative_to - self.ms.beta * self.ms.lam - softplus(t["lse_neg"].double())
+        nothing_selected = t["lse_neg"] == -torch.inf
+        f = f.masked_fill_(nothing_selected, -torch.inf).exp_()
+        return {"bound": bound, "f": f.to(bound.dtype)}
 
     def states(
         self, statistics: Named, S: Tensor, keep: Tensor | None, t: Statistics
     ) -> dict[str, State]:
-        if keep is not None or "relative_to" not in t:
+        if "bound" not in t:
             return super().states(statistics, S, keep, t)
-        z = self.selected(S, t["bound"], 0, (self.least + self.half) / self.ms.beta)
-        z = torch.add(self.minus_half, z, alpha=self.ms.beta, out=z).exp_()
-        total = torch.threshold_(z, 2 * math.exp(self.least), 0).sum(1)
-        return {"max_negative": (S.amax(1),), "lse_neg": (t["relative_to"][:, 0], total)}
+        along = S.stride().index(max(S.stride()))  # S^T is cut along its columns
+        bound, largest, total = t["bound"], [], []
+        for some in spans(S.shape[along], max(1, PAIRS // S.shape[1 - along])):
+            part = S[some] if along == 0 else S[:, some]
+            largest.append(part.amax(1))
+            total.append(self.terms(part, bound[some] if along == 0 else bound, "E").sum(1))
+        top = torch.cat(largest) if along == 0 else torch.stack(largest).amax(0)
+        sum_E = torch.cat(total) if along == 0 else torch.stack(total).sum(0)
+        # what one selected pair adds is more than all others together
+        torch.threshold_(sum_E, math.exp(-self.h) / 2, 0)
+        return {"max_negative": (top,), "lse_neg": (t["relative_to"][:, 0], sum_E)}
 
     def weigh_both(
         self, S: Tensor, keep: Tensor | None, rows: Statistics, columns: Statistics
     ) -> None:
         """An anchor without a positive selects nothing, so there is nothing to mask."""
-        if keep is not None:
+        if "f" not in rows:
             return super().weigh_both(S, keep, rows, columns)
-        torch.add(self.share(S, rows, 0), self.share(S, columns, 1), out=S)
-        torch.threshold_(S, 4 * math.exp(LEAST), 0)
+        next_to_nothing = 4 * math.exp(self.least + self.h)
+        for some in spans(len(S), max(1, PAIRS // S.shape[1])):
+            part = S[some]
+            of_rows = self.terms(part, rows["bound"][some], "E").mul_(rows["f"][some])
+            of_columns = self.terms(part, columns["bound"], "E of columns")
+            torch.addcmul(of_rows, of_columns, columns["f"], out=part)
+            torch.threshold_(part, next_to_nothing, 0)
 
-    def share(self, S: Tensor, t: Statistics, place: int) -> Tensor:
-        z = self.selected(S, t["bound"], place, -torch.inf)
-        return torch.add(t["c"], z, alpha=self.ms.beta, out=z).clamp_(LEAST, 0).exp_()
-
-    def selected(self, S: Tensor, bound: Tensor, place: int, otherwise: float) -> Tensor:
-        """z of the selected pairs; laid out as S is, by rows or by columns."""
-        z = self.tiles[place, : S.numel()]
-        z = z.view(S.shape) if S.stride(1) == 1 else z.view(S.T.shape).T
-        return torch.threshold_(torch.sub(S, bound, out=z), 0, otherwise)
+    def terms(self, S: Tensor, bound: Tensor, name: str) -> Tensor:
+        """E, laid out as S is, by rows or by columns."""
+        if S.stride(1) == 1:
+            E = self.memory(name, S.shape, S)
+        else:
+            E = self.memory(name, S.T.shape, S).T
+        z = torch.threshold_(torch.sub(S, bound, out=E), 0, (self.least + self.h) / self.ms.beta)
+        return torch.add(self.minus_h, z, alpha=self.ms.beta, out=E).exp_()

@@ -147,7 +147,7 @@ class PairLoss:
         Such anchors are left out by index: multiplied by zero, an infinity in their gradient
         would still become a NaN.
         """
-        live = t["P"] > 0
+        live = (t["P"] > 0).nonzero()[:, 0]
         return self.weighting.value({name: x[live] for name, x in t.items()}).sum()
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:

@@ -43,7 +43,7 @@ class RowSweeps:
         rows = min(tile, b)
         self.S = memory("S", (b if self.keeps else rows, m), X)
         self.kept: list[Block] = []
-        self.negatives = negatives_of(loss, batch, rows * min(tile, m), memory)
+        self.negatives = negatives_of(loss, batch, memory)
 
     def blocks(self) -> Iterator[Block]:
         """S of `tile` own rows at a time; unless it is kept, all in the same memory."""

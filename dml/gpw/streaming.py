@@ -58,7 +58,7 @@ class GlobalPairLoss(nn.Module):
     def __init__(
         self,
         loss: PairLoss,
-        tile: int = 512,
+        tile: int = 1024,
         reduction: Literal["mean", "sum"] = "mean",
         kind: Kind = "auto",
     ) -> None:
@@ -88,18 +88,19 @@ class GlobalPairLoss(nn.Module):
         problem = problem_of(embeddings, labels)
         self.wire.agree(describe(embeddings, labels) if problem is None else "", problem)
         # Wrappers that average divide the gradient of the global loss by W; this restores it.
-        scale = self.wire.size if self.reduction == "mean" else 1
+        scale: float = self.wire.size if self.reduction == "mean" else 1
         X = at_least_float32(embeddings)
         with full_precision(X.device):
-            batch = GlobalBatch(X.detach(), labels, self.wire)
+            batch = GlobalBatch(X.detach(), labels, self.wire, self.memory.groups)
+            self.memory.groups = batch.groups
             sweeps = self.sweeps(batch)
             value, t = gathered(self.loss, batch, sweeps.statistics(), self.wire)
             value = value.to(X.dtype)
             if not (X.requires_grad and torch.is_grad_enabled()):
                 return value
             dX = batch.in_batch_order(sweeps.gradient(t))
-            dX *= scale / self.loss.divisor(batch.groups.m)
-        attached: Tensor = KnownGradient.apply(X, value, dX)  # type: ignore[no-untyped-call]
+            scale /= self.loss.divisor(batch.groups.m)
+        attached: Tensor = KnownGradient.apply(X, value, dX, scale)  # type: ignore[no-untyped-call]
         return attached
 
     def sweeps(self, batch: GlobalBatch) -> Sweeps:
@@ -150,21 +151,22 @@ def describe(embeddings: Tensor, labels: Tensor) -> str:
 
 
 class KnownGradient(torch.autograd.Function):
-    """A value whose gradient is known already: forward keeps dL/dX, backward scales it."""
+    """A value whose gradient, scale dX, is known already."""
 
     @staticmethod
-    def forward(ctx: Any, X: Tensor, value: Tensor, dX: Tensor) -> Tensor:
+    def forward(ctx: Any, X: Tensor, value: Tensor, dX: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(dX)
+        ctx.scale = scale
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "GlobalPairLoss has no gradient of its gradient (create_graph=True); use dense_loss"
             )
         (dX,) = ctx.saved_tensors
-        return grad * dX, None, None
+        return grad * ctx.scale * dX, None, None, None
 
 
 def gathered(
@@ -179,7 +181,6 @@ def gathered(
         if loss.scopes[name] is Scope.BATCH:
             t[name] = x.sum(0)
         else:
-            t[name] = torch.empty_like(x).flatten(0, 1)
-            t[name][batch.rows.flatten()] = x.flatten(0, 1)
+            t[name] = batch.of_all_rows(x)
     value = loss.weighting.value(t) if loss.of_batch else total.sum() / batch.groups.m
     return value, t

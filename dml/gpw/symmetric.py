@@ -15,6 +15,7 @@ Shapes: m samples, d dimensions, K slots (largest class), R x C tiles.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import combinations, pairwise
 
 import torch
@@ -49,40 +50,43 @@ class SymmetricSweeps:
 
     def __init__(self, loss: PairLoss, batch: GlobalBatch, tile: int, memory: Memory) -> None:
         self.loss, self.X = loss, batch.X
-        self.spans = between_classes(batch.groups, tile)
-        n = range(len(self.spans))
-        self.pairs = [*zip(n, n, strict=True), *combinations(n, 2)]  # the diagonal comes first
+        self.layout = layout = Layout.of(batch.groups, tile)
+        self.spans = layout.spans
         size = max(span.stop - span.start for span in self.spans) ** 2
         kept = KEPT_SIMILARITIES // (size * batch.X.element_size())
-        self.S = memory("S", (min(kept + 1, len(self.pairs)), size), batch.X)
-        self.computed = [False] * len(self.pairs)
-        self.negatives = negatives_of(loss, batch, size, memory)
-        classes = Classes(batch.groups, batch.own_rows)
-        self.valid = classes.valid
-        self.slots = [classes.slots[I] - I.start for I in self.spans]  # in tiles on the diagonal
-        self.S_pos = torch.cat([self.tile(i).gather(1, self.slots[i]) for i in n])
+        self.S = memory("S", (min(kept + 1, len(layout.pairs)), size), batch.X)
+        self.kept: dict[int, Tensor] = {}
+        self.negatives = negatives_of(loss, batch, memory)
+        self.S_pos = batch.X.new_empty(layout.valid.shape)
+        for n in range(len(self.spans)):
+            self.tile(n)
 
     def tile(self, n: int) -> Tensor:
         """The similarities of pair number n of spans. As many as there is room for are kept, the
         others share the last place."""
-        I, J = (self.spans[i] for i in self.pairs[n])
-        A, B, last = self.X[I], self.X[J], len(self.S) - 1
+        if n in self.kept:
+            return self.kept[n]
+        i, j = self.layout.pairs[n]
+        A, B, last = self.X[self.spans[i]], self.X[self.spans[j]], len(self.S) - 1
         S = self.S[min(n, last), : len(A) * len(B)].view(len(A), len(B))
-        if not self.computed[n]:
-            torch.mm(A, B.T, out=S)
-            self.computed[n] = n < last or n == last == len(self.pairs) - 1
+        torch.mm(A, B.T, out=S)
+        if i == j:
+            slots = self.layout.slots[i]
+            torch.gather(S, 1, slots, out=self.S_pos[self.spans[i]])
+            if self.loss.weighting.vanishes:
+                S.scatter_(1, slots, -torch.inf)
+        if n < last or len(self.S) == len(self.layout.pairs):
+            self.kept[n] = S
         return S
 
     def tiles(self) -> Iterator[tuple[int, int, Tensor, Tensor | None]]:
         """The numbers of the spans, similarities, and which are negative; None: all, or all above
         -inf."""
-        for n, (i, j) in enumerate(self.pairs):
+        for n, (i, j) in enumerate(self.layout.pairs):
             S, keep = self.tile(n), None
-            if i == j and self.loss.weighting.vanishes:
-                S.scatter_(1, self.slots[i], -torch.inf)
-            elif i == j:
+            if i == j and not self.loss.weighting.vanishes:
                 keep = torch.ones_like(S, dtype=torch.bool)
-                keep.scatter_(1, self.slots[i], False)
+                keep.scatter_(1, self.layout.slots[i], False)
             yield i, j, S, keep
 
     def statistics(self) -> dict[str, Tensor]:
@@ -94,7 +98,7 @@ class SymmetricSweeps:
     def of_positives(self, statistics: Named, t: Statistics) -> dict[str, Tensor]:
         known = of_rows(self.loss, t, Side.POSITIVE)
         return {
-            name: s.finish(s.of(self.S_pos, self.valid, known)) for name, s in statistics.items()
+            name: s.finish(s.of(self.S_pos, self.layout.valid, known)) for name, s in statistics.items()
         }
 
     def of_negatives(self, statistics: Named, t: Statistics) -> dict[str, Tensor]:
@@ -117,7 +121,7 @@ class SymmetricSweeps:
         """Overwrites S."""
         loss, X = self.loss, self.X
         w_pos = loss.positive_weight(self.S_pos, of_rows(loss, t, Side.POSITIVE))
-        w_pos = masked(w_pos, self.valid, 0).neg_()
+        w_pos = masked(w_pos, self.layout.valid, 0).neg_()
         known = self.negatives.known(t)
         rows, columns = self.of_rows(known), [of_columns(loss, known, J) for J in self.spans]
         dX = torch.empty_like(X)
@@ -126,13 +130,36 @@ class SymmetricSweeps:
             self.negatives.weigh_both(S, keep, rows[i], columns[j])
             W = S
             if i == j:
-                W.scatter_add_(1, self.slots[i], w_pos[I])
-                W.T.scatter_add_(1, self.slots[i], w_pos[I])
+                W.scatter_add_(1, self.layout.slots[i], w_pos[I])
+                W.T.scatter_add_(1, self.layout.slots[i], w_pos[I])
                 torch.mm(W, X[I], out=dX[I])
             else:
                 dX[I].addmm_(W, X[J])
                 dX[J].addmm_(W.T, X[I])
         return dX
+
+
+class Layout:
+    """How a batch lies in tiles.
+
+    spans: [0, m) cut between classes. pairs: of the numbers of spans, a tile each, the diagonal first.
+    slots: for every span, the columns of its rows' classes in the tile on the diagonal. valid: of the
+    slots of all rows, those of a positive pair.
+    """
+
+    def __init__(self, groups: Groups, tile: int) -> None:
+        self.spans = between_classes(groups, tile)
+        n = range(len(self.spans))
+        self.pairs = [*zip(n, n, strict=True), *combinations(n, 2)]
+        classes = Classes(groups, torch.arange(groups.m, device=groups.start.device))
+        self.valid = classes.valid
+        self.slots = [classes.slots[I] - I.start for I in self.spans]
+
+    @staticmethod
+    @lru_cache(maxsize=1)
+    def of(groups: Groups, tile: int) -> Layout:
+        """The last one is kept: batches of P classes x M images are grouped alike."""
+        return Layout(groups, tile)
 
 
 def between_classes(groups: Groups, tile: int) -> list[slice]:

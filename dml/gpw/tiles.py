@@ -5,6 +5,7 @@ Shapes: m samples, R rows (anchors) of a block, C columns of a tile, K slots (la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
@@ -182,21 +183,22 @@ class Negatives:
 
 
 class Memory:
-    """Pieces of memory by name, kept from one step to the next: new memory costs as much time as an
-    operation on it."""
+    """What is kept from one step to the next: pieces of memory by name, as new memory costs as much
+    time as an operation on it, and how the last batch was grouped."""
 
     def __init__(self) -> None:
         self.pieces: dict[str, Tensor] = {}
+        self.groups: Groups | None = None
 
-    def __call__(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
-        size, piece = shape[0] * shape[1], self.pieces.get(name)
+    def __call__(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        size, piece = math.prod(shape), self.pieces.get(name)
         if (
             piece is None
             or len(piece) < size
             or (piece.dtype, piece.device) != (like.dtype, like.device)
         ):
             piece = self.pieces[name] = like.new_empty(size)
-        return piece[:size].view(shape)
+        return piece[:size].view(*shape)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Memory, ()
