@@ -10,7 +10,7 @@ import sys
 
 import torch
 from accelerate import Accelerator
-from measure import finish, interleaved, parser, timed
+from measure import as_in_training, finish, interleaved, parser, timed
 
 from dml.config import Data, Model
 from dml.gpw import GlobalPairLoss, make_loss
@@ -27,7 +27,7 @@ def main() -> int:
     parse.add_argument("--micro-batches", type=int, default=4, help="default: %(default)s")
     parse.add_argument("--repeats", type=int, default=9, help="default: %(default)s")
     args = parse.parse_args()
-    torch.set_num_threads(2)
+    as_in_training()
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True)
     data = Data(dataset="folder", shards="none", size=SIZE)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 import torch
-from measure import Row, finish, interleaved, parser, timed
+from measure import Row, as_in_training, finish, interleaved, parser, timed
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -142,7 +142,7 @@ def main() -> int:
     parse.add_argument("--sizes", type=int, nargs="+", default=[1000, 4000, 16_000])
     parse.add_argument("--repeats", type=int, nargs="+", default=[15, 9, 3], help="of each size")
     args = parse.parse_args()
-    torch.set_num_threads(2)
+    as_in_training()
     sizes = list(zip(args.sizes, args.repeats, strict=True))
     rows = [row for m, n in sizes for stage in STAGES for row in measure(m, stage, n)]
     return finish(rows, args.json)

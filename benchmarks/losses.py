@@ -5,9 +5,8 @@ python benchmarks/losses.py [--m 4000] [--repeats 5]
 
 import sys
 
-import torch
 from loss import LIMIT, batch, products, with_backward
-from measure import finish, interleaved, parser, timed
+from measure import as_in_training, finish, interleaved, parser, timed
 
 from dml.gpw import LOSSES, GlobalPairLoss, make_loss
 
@@ -19,7 +18,7 @@ def main() -> int:
     parse.add_argument("--m", type=int, default=4000, help="batch size (default: %(default)s)")
     parse.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
     args = parse.parse_args()
-    torch.set_num_threads(2)
+    as_in_training()
     X, labels = batch(args.m, "middle")
     losses = {name: GlobalPairLoss(make_loss(name)) for name in LOSSES}
     del losses["multi_similarity"]

@@ -25,6 +25,8 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dml.heap import keep_freed_memory
+
 
 @dataclass
 class DDPOptions(DistributedDataParallelKwargs):  # type: ignore[misc]
@@ -107,6 +109,7 @@ def make_accelerator(precision: str = "fp32", timeout_minutes: float = 10) -> Ac
             "dtype": "bfloat16",
         }
     if on_cpu:
+        keep_freed_memory()
         torch.set_num_threads(own_cores(int(os.environ.get("LOCAL_WORLD_SIZE", launched))))
     return accelerator
 

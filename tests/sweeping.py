@@ -10,6 +10,7 @@ from fleet import ROOT, environment
 ICONS = ROOT / "shards" / "bundled" / "icons-mini"
 SETTINGS = {
     "data.shards": str(ICONS),
+    "data.workers": 0,
     "batch.classes": 16,
     "model.embedding_size": 32,
     "optim.lr": 1e-4,

@@ -36,6 +36,7 @@ BASE = [
     str(ROOT / "configs" / "icons_mini.yaml"),
     "--set",
     f"data.shards={ICONS}",
+    "data.workers=0",
     "batch.classes=16",
     "optim.schedule=cosine",
     "model.embedding_size=32",

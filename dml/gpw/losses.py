@@ -146,10 +146,10 @@ class Triplet(Weighting):
     read: ClassVar = ("positives", "triplets")
 
     def hinge(self, S_an: Tensor, S_ap: Tensor) -> Tensor:
-        return torch.relu(S_an - S_ap + self.lam)
+        return (S_an - (S_ap - self.lam)).relu_()
 
     def valid(self, S_an: Tensor, S_ap: Tensor) -> Tensor:
-        return (S_an - S_ap + self.lam > 0).to(S_an.dtype)
+        return self.hinge(S_an.detach(), S_ap).sign_()  # 0 or 1; a mask would take longer
 
     def stages(self) -> tuple[Stage, ...]:
         return (
