@@ -3,8 +3,9 @@
     python benchmarks/loader.py SHARDS [--size 96] [--images 3200]
 
 SHARDS is a folder made by shards/build.py. The limit is one thread that decodes the same images,
-held in memory, and resizes a crop of each to an array: no file, no randomness, no flip, no batch. A
-loader with one worker has one core for the same work, with two workers two. Random access reads the
+held in memory, with Pillow and resizes a crop of each to an array: no file, no randomness, no flip, no batch. A
+loader with one worker has that very core for the same work (Linux), as cores differ in what else they
+have to do, and the process that takes its batches another; two workers have two. Random access reads the
 images of the batches at their offsets, against the same images in the order of the tar, and from the
 tar as a stream. The limit is measured before a loader and again after it: a machine's speed drifts.
 A new worker is slower for some twenty batches, as it copies page by page what it shares with the process
@@ -13,6 +14,7 @@ The goals are of Cars-196, photographs; other shards have none.
 """
 
 import io
+import os
 import statistics
 import sys
 import tarfile
@@ -56,7 +58,10 @@ def main() -> int:
         for i, data in enumerate(memory)
     ]
 
+    cores = sorted(os.sched_getaffinity(0))
+
     def bare() -> None:
+        os.sched_setaffinity(0, cores[-1:])
         for data, box in zip(memory, boxes, strict=True):
             image = Image.open(io.BytesIO(data)).convert("RGB")
             np.asarray(image.resize((args.size, args.size), Image.Resampling.BILINEAR, box))
@@ -64,9 +69,12 @@ def main() -> int:
     def loading(workers: int) -> float:
         """Seconds for all images once the workers run at their pace: from one batch to another."""
         first = 5 + 40 * workers
+        os.sched_setaffinity(0, cores[-1:] if workers < 2 else cores)
         own = loader(TrainBatches(index, batches, spec), range(first + steps), workers)
         start = 0.0
         for n, _ in enumerate(own, 1):
+            if n == 1 and workers:
+                os.sched_setaffinity(0, cores)  # the workers stay where they are
             if n == first:
                 start = time.perf_counter()
         return time.perf_counter() - start

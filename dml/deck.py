@@ -66,6 +66,9 @@ class Deck:
 
     def deal(self, n: int) -> tuple[Cards, Cards]:
         """The cards of deal n, and how often each was dealt before it (its shuffle's number)."""
+        c, first = divmod(n * self.hand, self.size)
+        if first + self.hand <= self.size:
+            return _shuffle(self, c)[first : first + self.hand], np.full(self.hand, c)
         place = np.arange(n * self.hand, (n + 1) * self.hand)
         cycle, within = np.divmod(place, self.size)
         cards = np.empty(self.hand, dtype=np.int64)

@@ -22,8 +22,11 @@ from dml.data import (
     held_out,
     loader,
     normalise,
+    opened,
     own_share,
+    plain_jpeg_size,
     random_box,
+    resized,
     train_image,
 )
 from dml.deck import mix, uniforms
@@ -204,9 +207,10 @@ def test_random_boxes_have_the_authors_areas():
     assert 0.4 < np.median(shares) < 0.58  # 0.58 is the middle, but large boxes do not always fit
 
 
-def encoded(array, kind="PNG", **options):
+def encoded(image, kind="PNG", **options):
     out = io.BytesIO()
-    Image.fromarray(array).save(out, kind, **options)
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    image.save(out, kind, **options)
     return out.getvalue()
 
 
@@ -235,6 +239,48 @@ def test_a_reduced_jpeg_looks_like_the_full_one():
         Image.open(io.BytesIO(data)).resize((32, 32), Image.Resampling.BILINEAR, (80, 0, 560, 480))
     )
     assert np.abs(small - full.astype(int)).mean() < 3
+
+
+PHOTO = np.random.default_rng(3).integers(0, 255, (40, 50, 3), dtype=np.uint8)
+JPEGS = {
+    "baseline": encoded(PHOTO, "JPEG"),
+    "not subsampled": encoded(PHOTO, "JPEG", quality=100, subsampling=0),
+    "progressive": encoded(PHOTO, "JPEG", progressive=True, comment=b"x" * 400),
+    "stored as RGB": encoded(PHOTO, "JPEG", keep_rgb=True),
+    "grey": encoded(PHOTO[..., 0], "JPEG"),
+    "CMYK": encoded(Image.fromarray(PHOTO).convert("CMYK"), "JPEG"),
+}
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+@pytest.mark.parametrize("size", [32, 8])
+def test_a_jpeg_is_what_pillow_says_it_is(kind, size):
+    """Small ones take a short way to the decoder."""
+    data = JPEGS[kind]
+    ours = resized(opened(data, size), (5, 3, 45, 37), size)
+    pillow = resized(Image.open(io.BytesIO(data)), (5, 3, 45, 37), size)
+    assert ours.mode == pillow.mode
+    assert ours.tobytes() == pillow.tobytes()
+    short = "grey" not in kind and "CMYK" not in kind and size == 32
+    assert (opened(data, size).format is None) == short
+
+
+def test_a_jpeg_that_breaks_off_or_lies_about_its_size_is_refused():
+    data = JPEGS["baseline"]
+    with pytest.raises(OSError, match="truncated"):
+        opened(data[:-200], 32).load()
+    at = data.index(b"\xff\xc0") + 5
+    huge = data[:at] + b"\xff\xff\xff\xff" + data[at + 4 :]
+    with pytest.raises(Image.DecompressionBombError):
+        opened(huge, 32)
+
+
+@given(st.binary(max_size=60), st.integers(0, 400))
+def test_the_size_of_a_jpeg_is_told_of_any_bytes(tail, cut):
+    data = JPEGS["baseline"]
+    assert plain_jpeg_size(data) == (50, 40)
+    plain_jpeg_size(data[: 2 + cut] + tail)
+    assert plain_jpeg_size(tail) is None
 
 
 def test_crops_depend_on_their_place_alone():

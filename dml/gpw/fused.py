@@ -45,7 +45,12 @@ def negatives_of(loss: PairLoss, batch: GlobalBatch, memory: Memory) -> Negative
 
 class FusedNegatives(Negatives):
     def __init__(
-        self, loss: PairLoss, ms: MultiSimilarity, mining: Mining, batch: GlobalBatch, memory: Memory
+        self,
+        loss: PairLoss,
+        ms: MultiSimilarity,
+        mining: Mining,
+        batch: GlobalBatch,
+        memory: Memory,
     ) -> None:
         super().__init__(loss, batch.groups)
         self.ms, self.mining, self.largest = ms, mining, batch.largest
@@ -102,9 +107,7 @@ class FusedNegatives(Negatives):
 
     def terms(self, S: Tensor, bound: Tensor, name: str) -> Tensor:
         """E, laid out as S is, by rows or by columns."""
-        if S.stride(1) == 1:
-            E = self.memory(name, S.shape, S)
-        else:
-            E = self.memory(name, S.T.shape, S).T
+        by_rows = S.stride(1) == 1
+        E = self.memory(name, S.shape, S) if by_rows else self.memory(name, S.T.shape, S).T
         z = torch.threshold_(torch.sub(S, bound, out=E), 0, (self.least + self.h) / self.ms.beta)
         return torch.add(self.minus_h, z, alpha=self.ms.beta, out=E).exp_()

@@ -98,7 +98,8 @@ class SymmetricSweeps:
     def of_positives(self, statistics: Named, t: Statistics) -> dict[str, Tensor]:
         known = of_rows(self.loss, t, Side.POSITIVE)
         return {
-            name: s.finish(s.of(self.S_pos, self.layout.valid, known)) for name, s in statistics.items()
+            name: s.finish(s.of(self.S_pos, self.layout.valid, known))
+            for name, s in statistics.items()
         }
 
     def of_negatives(self, statistics: Named, t: Statistics) -> dict[str, Tensor]:
