@@ -246,7 +246,7 @@ def test_table() -> None:
             "sent for the loss          1.7 MiB per process and step"
             " (the reduction of the model's gradient is not included)"
         ),
-        "memory of the loss         9.3 MiB per process",
+        "memory of the loss         7.3 MiB per process",
         "work of the loss           0.256 GFLOP per process and step",
     ]
 
