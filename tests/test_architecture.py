@@ -23,6 +23,7 @@ LAYERS = [
         "dml.schedule",
         "dml.collectives",
         "dml.precision",
+        "dml.heap",
         "dml.recall",
         "dml.deck",
         "dml.gpw.algebra",
