@@ -427,6 +427,47 @@ def test_a_batch_that_is_grouped_already_stays_in_place():
     assert torch.equal(Groups.of(labels).order, torch.arange(8))
 
 
+LABELS = {
+    "two of each": [4, 4, 1, 1, 7, 7, 2, 2],
+    "two of each, other classes": [1, 1, 9, 9, 4, 4, 3, 3],
+    "other sizes": [4, 4, 4, 1, 7, 7, 2, 2],
+    "scattered": [4, 1, 7, 2, 2, 1, 7, 4],
+    "fewer": [4, 4, 1, 1],
+}
+
+
+def test_what_is_kept_of_the_last_batch_does_not_leak_into_the_next():
+    used = GlobalPairLoss(MS, tile=4)
+    for name in (*LABELS, *LABELS, *reversed(LABELS)):
+        labels = torch.tensor(LABELS[name])
+        X, _ = batch(m=len(labels))
+        value, gradient = value_and_gradient(used, X, labels)
+        expected, expected_gradient = value_and_gradient(dense(MS), X, labels)
+        assert torch.allclose(value, expected, rtol=1e-12), name
+        assert relative_error(gradient, expected_gradient) < 1e-12, name
+
+
+def test_a_batch_that_is_grouped_as_the_last_one_has_its_groups():
+    groups = {name: Groups.of(torch.tensor(labels)) for name, labels in LABELS.items()}
+    last = groups["two of each"]
+    again = {name: Groups.of(torch.tensor(labels), last) for name, labels in LABELS.items()}
+    assert [name for name, g in again.items() if g is last] == [*LABELS][:2]
+
+
+@pytest.mark.parametrize("pairs", [1, 7, 40])
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_multi_similarity_in_place_in_small_parts(pairs, by_rows, monkeypatch):
+    monkeypatch.setattr("dml.gpw.fused.PAIRS", pairs)
+    if by_rows:
+        monkeypatch.setattr("dml.gpw.streaming.fits", lambda groups, tile: False)
+    X, labels = batch()
+    for tile in (8, 100):
+        value, gradient = value_and_gradient(GlobalPairLoss(MS, tile=tile), X, labels)
+        expected, expected_gradient = value_and_gradient(dense(MS), X, labels)
+        assert torch.allclose(value, expected, rtol=1e-12)
+        assert relative_error(gradient, expected_gradient) < 1e-12
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("length", [0.3, 1, 3])
 @pytest.mark.parametrize("beta", [0.5, 50, 400])

@@ -10,7 +10,8 @@ a new tile, and a mask is slower than all the rest; beside the two products that
 A pair that is no negative has S = -inf, for there is no mask.
 
 As z is positive, the sums need no maximum to be relative to: h is zero unless beta z may be so large
-that sums overflow. Where no h will do, for beta above 57 (float32) or 400, the work is left to `algebra`.
+that sums overflow. Where no h will do, for beta above 54 in float32 and 428 in float64 at the earliest, the
+work is left to `algebra`.
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ from dml.gpw.tiles import Memory, Named, Negatives, spans
 LEAST = {torch.float32: -84.0, torch.float64: -700.0}
 LARGEST = {torch.float32: 70.0, torch.float64: 600.0}
 LARGEST_H = {torch.float32: 45.0, torch.float64: 300.0}
-
-
 # Pairs worked on at a time: with two results of as many they stay in a core's cache.
 PAIRS = 2**18
 

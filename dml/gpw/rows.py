@@ -73,9 +73,10 @@ class RowSweeps:
         parts = []
         for block in self.blocks():
             S_pos, classes = block.S_pos, block.classes
-            w = loss.positive_weight(S_pos, of_rows(loss, part(loss, t, block.rows), Side.POSITIVE))
-            w += loss.positive_weight(S_pos, of_partners(loss, t, block))
-            w_pos = masked(w, classes.valid, 0)
+            own = of_rows(loss, part(loss, t, block.rows), Side.POSITIVE)
+            w = loss.positive_weight(S_pos, own)
+            w_back = loss.positive_weight(S_pos, of_partners(loss, t, block))
+            w_pos = masked(w + w_back, classes.valid, 0)
 
             rows = of_rows(loss, part(loss, known, block.rows), Side.NEGATIVE)
             for span, S, keep in block.negatives(self.tile):

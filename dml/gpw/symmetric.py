@@ -129,7 +129,7 @@ class SymmetricSweeps:
         for i, j, S, keep in self.tiles():
             I, J = self.spans[i], self.spans[j]
             self.negatives.weigh_both(S, keep, rows[i], columns[j])
-            W = S
+            W = S  # it is that now
             if i == j:
                 W.scatter_add_(1, self.layout.slots[i], w_pos[I])
                 W.T.scatter_add_(1, self.layout.slots[i], w_pos[I])
