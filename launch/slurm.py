@@ -10,6 +10,7 @@ asked for, 75 interrupted.
 """
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -314,4 +315,10 @@ def told(each: Standing) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough, as in ... --status | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FINISHED
+    raise SystemExit(code)

@@ -78,6 +78,18 @@ def test_a_dry_run_needs_neither_slurm_nor_torch(tmp_path):
     assert [*tmp_path.iterdir()] == [], "nothing is written"
 
 
+def test_a_reader_may_leave(tmp_path):
+    """... --dry-run | head"""
+    command = [sys.executable, "launch/slurm.py", "--sweep", SOP, "--dry-run"]
+    command += ["--set", f"run.dir={tmp_path}/runs"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes) as process:
+        process.stdout.close()
+        complaint = process.stderr.read()
+    assert process.returncode == 0
+    assert "Broken" not in complaint
+
+
 def test_everything_wrong_with_a_sweep_is_told_before_anything_is_submitted(tmp_path):
     sweep = tmp_path / "study.yaml"
     points = {"odd": {"batch.classes": 15}, "all": {"batch.classes": 501}, "good": {}}
