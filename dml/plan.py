@@ -23,6 +23,8 @@ LOSS_SHARE = 8  # float64, once a process
 ROW_STATISTICS = 4
 # S of a process's own rows is kept between the two sweeps of the loss up to this many bytes.
 KEPT_SIMILARITIES = 64 * 2**20
+# Where S is not kept, at most so many bytes of it are held at a time, or 64 rows.
+LARGEST_BLOCK = 256 * 2**20
 # Matrices of tile x tile alive at the peak of multi-similarity, alone and of several processes, with the
 # buffers of the libraries; measured with benchmarks/scale.py (docs/log.md). Other losses take more.
 WORKING_TILES, WORKING_TILES_BY_ROWS = 2, 5
@@ -155,12 +157,17 @@ def loss_flops(m: int, d: int, processes: int) -> int:
     return round(2 * d * (S // FP32 * sweeps + b * m))
 
 
+def rows_at_a_time(b: int, m: int, tile: int, size: int = FP32) -> int:
+    """How many of b own rows of S, m numbers of `size` bytes each, the loss works on at a time."""
+    return min(b, tile, max(64, LARGEST_BLOCK // (size * m)))
+
+
 def loss_memory(m: int, d: int, processes: int, tile: int) -> int:
     """For classes of a few images; the triplet loss keeps all positives, m x per_class, besides."""
     b = m // processes
     gathered = 2 * m * d if processes > 1 else 0  # as it arrives, and by process
     gradient = 2 * b * d  # of the loss, and scaled for the model
-    rows = min(tile, b)
+    rows = min(b, tile) if processes == 1 else rows_at_a_time(b, m, tile)
     tiles = (WORKING_TILES if processes == 1 else WORKING_TILES_BY_ROWS) * rows * min(tile, m)
     kept = KEPT_SIMILARITIES // FP32
     S = b * m if b * m <= kept else rows * m

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dml.config import Config, ConfigError, load
-from dml.plan import Plan, loss_flops, main, plan
+from dml.plan import Plan, loss_flops, main, plan, rows_at_a_time
 
 ROOT = Path(__file__).parent.parent
 SOP_1000 = str(ROOT / "configs/sop_bs1000.yaml")
@@ -228,6 +228,16 @@ def test_all_problems_are_reported_together() -> None:
 
 
 # ---- printing ------------------------------------------------------------------------------
+
+
+def test_rows_at_a_time() -> None:
+    """A tile, unless S of so many rows is above 256 MiB; 64 at least, or as many as there are."""
+    assert rows_at_a_time(2_048, 16_384, 1_024) == 1_024
+    assert rows_at_a_time(2_048, 131_072, 1_024) == 512
+    assert rows_at_a_time(2_048, 131_072, 1_024, size=8) == 256
+    assert rows_at_a_time(16_384, 2**24, 1_024) == 64
+    assert rows_at_a_time(15, 2**24, 1_024) == 15
+    assert rows_at_a_time(125, 1_000, 7) == 7
 
 
 def test_table() -> None:

@@ -30,7 +30,7 @@ from dml.gpw.tiles import (
     part,
     spans,
 )
-from dml.plan import KEPT_SIMILARITIES
+from dml.plan import KEPT_SIMILARITIES, rows_at_a_time
 
 
 class RowSweeps:
@@ -40,18 +40,18 @@ class RowSweeps:
         self.loss, self.batch, self.tile = loss, batch, tile
         b, m, X = len(batch.own_rows), batch.groups.m, batch.X
         self.keeps = b * m * X.element_size() <= KEPT_SIMILARITIES
-        rows = min(tile, b)
-        self.S = memory("S", (b if self.keeps else rows, m), X)
+        self.rows = rows_at_a_time(b, m, tile, X.element_size())
+        self.S = memory("S", (b if self.keeps else self.rows, m), X)
         self.kept: list[Block] = []
         self.negatives = negatives_of(loss, batch, memory)
 
     def blocks(self) -> Iterator[Block]:
-        """S of `tile` own rows at a time; unless it is kept, all in the same memory."""
+        """S of some own rows at a time; unless it is kept, all in the same memory."""
         if self.kept:
             yield from self.kept
             return
         X, own = self.batch.X, self.batch.own_rows
-        for span in spans(len(own), self.tile):
+        for span in spans(len(own), self.rows):
             rows = own[span]
             S = self.S[span] if self.keeps else self.S[: len(rows)]
             block = Block(torch.mm(X[rows], X.T, out=S), rows, self.batch.groups)

@@ -3,7 +3,7 @@
     min_positive            from the columns of the rows' own classes   (with mining)
     max_negative, lse_neg   from all columns, in parts that are merged
     lse_pos, P              from the columns of the rows' own classes
-    G_ij + G_ji             from all columns, `tile` rows at a time, into a tile x m workspace
+    G_ij + G_ji             from all columns, some rows at a time, into a workspace of so many x m
 
 float32 only: float64 is left to the streaming engine. An element of S is one chain of fused
 multiply-adds over the dimensions in their order, so it has the same bits in every kernel and on
@@ -29,6 +29,7 @@ from dml.gpw.batch import GlobalBatch
 from dml.gpw.losses import MultiSimilarity, softplus
 from dml.gpw.pair_loss import PairLoss
 from dml.gpw.tiles import spans
+from dml.plan import rows_at_a_time
 
 # For A100 and H100: 32 elements of S a thread, no spilled register, two programs or more on an SM.
 BLOCK_R, BLOCK_C, BLOCK_D = tl.constexpr(64), tl.constexpr(64), tl.constexpr(16)
@@ -86,10 +87,11 @@ class TritonSweeps:
         )
         known = min_positive, max_negative, log_pos, log_neg
 
-        G = X.new_empty(min(self.tile, len(own)), m)
+        rows_of_G = rows_at_a_time(len(own), m, self.tile)
+        G = X.new_empty(rows_of_G, m)
         dX = X.new_empty(len(own), d)
         with torch.cuda.device_of(X):  # type: ignore[no-untyped-call]
-            for span in spans(len(own), self.tile):
+            for span in spans(len(own), rows_of_G):
                 rows = own[span]
                 R = len(rows)
                 grid = triton.cdiv(R, BLOCK_R.value), triton.cdiv(m, BLOCK_C.value)
