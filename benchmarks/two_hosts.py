@@ -4,11 +4,12 @@
 
 Makes two hosts as network namespaces joined by a throttled link (Linux, root, iproute2), runs one
 process on each, and removes them. A step is the loss of m embeddings, forward and backward, without a
-model. The baselines compute the same loss of their own rows with autograd and differ in how the
-gradient of the other process's embeddings comes back:
+model. Two baselines compute the same loss of their own rows with autograd and differ in how the
+gradient of the other process's embeddings comes back, the third computes the loss of all rows:
   reduce-scatter  as open_clip does with local_loss and gather_with_grad
   all-reduce      as lightly, vissl and the SimCLR ports do
-All three must give the same gradient. Bytes are those the link's own counter saw.
+  whole matrix    as GradCache's loss and pytorch-metric-learning's wrapper do; nothing comes back
+All must give the same gradient. Bytes are those the link's own counter saw.
 """
 
 import argparse
@@ -25,8 +26,8 @@ from typing import Any
 from measure import Row, compared, duration, finish, parser
 
 HOSTS = {"dml-h1": "10.77.0.1", "dml-h2": "10.77.0.2"}
-SCHEMES = ("ours", "reduce-scatter", "all-reduce")
-LEAST_BYTES = {"reduce-scatter": ">= 1.9", "all-reduce": ">= 2.8"}  # in those of ours
+SCHEMES = ("ours", "reduce-scatter", "all-reduce", "whole matrix")
+LEAST_BYTES = {"reduce-scatter": ">= 1.9", "all-reduce": ">= 2.8", "whole matrix": ""}  # in ours
 ROOT = Path(__file__).parents[1]
 
 
@@ -85,6 +86,7 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
             if ctx.scheme == "all-reduce":
                 dist.all_reduce(grad)
+            if ctx.scheme != "reduce-scatter":
                 return grad.view(2, b, d)[rank], None
             # each process sends the others their rows and sums what it gets: a reduce-scatter
             received = torch.empty_like(grad)
@@ -99,8 +101,10 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
             everyone = [torch.empty_like(labels) for _ in range(2)]
             dist.all_gather(everyone, labels)
             groups = Groups.of(torch.cat(everyone))  # the batch is grouped already
-            rows = torch.arange(rank * b, (rank + 1) * b)
-            S = X @ Gather.apply(X, scheme).T  # type: ignore[no-untyped-call]
+            Z = Gather.apply(X, scheme)  # type: ignore[no-untyped-call]
+            whole = scheme == "whole matrix"
+            rows = torch.arange(m) if whole else torch.arange(rank * b, (rank + 1) * b)
+            S = (Z if whole else X) @ Z.T
             t = block_statistics(Negatives(loss, groups), Block(S, rows, groups), width=m)
             (loss.sum_of_anchors(t) / m).backward()
         assert X.grad is not None
