@@ -109,9 +109,14 @@ class Sum(Additive):
         return (masked(self.term(S, t), keep, 0).sum(-1),)
 
 
-def count() -> Sum:
+@dataclass(frozen=True)
+class Count(Additive):
     """The number of pairs."""
-    return Sum(lambda S, t: torch.ones_like(S))
+
+    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+        if keep is None:
+            return (S.new_full(S.shape[:-1], S.shape[-1]),)
+        return (keep.sum(-1, dtype=S.dtype),)
 
 
 # e^LEAST vanishes beside 1 in every precision, and is far from the denormal numbers, with which

@@ -21,6 +21,7 @@ from dml.catalogue import complete_loss
 from dml.gpw.algebra import (
     LEAST,
     Collect,
+    Count,
     Exponent,
     Histogram,
     LogSumExp,
@@ -29,7 +30,6 @@ from dml.gpw.algebra import (
     Statistics,
     Sum,
     SumPerPositive,
-    count,
 )
 from dml.gpw.pair_loss import Mining, PairLoss, Stage, Weighting
 
@@ -255,7 +255,7 @@ class BinomialDeviance(Weighting):
         return (
             (
                 NEGATIVE,
-                {"N": count(), "sum_neg": Sum(lambda S, t: softplus(self.negative_exponent(S)))},
+                {"N": Count(), "sum_neg": Sum(lambda S, t: softplus(self.negative_exponent(S)))},
             ),
             (POSITIVE, {"sum_pos": Sum(lambda S, t: softplus(self.positive_exponent(S)))}),
         )

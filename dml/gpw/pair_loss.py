@@ -16,6 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from dml.gpw.algebra import (
+    Count,
     Maximum,
     Minimum,
     Scope,
@@ -24,7 +25,6 @@ from dml.gpw.algebra import (
     Statistic,
     Statistics,
     above,
-    count,
 )
 
 # Statistics of one side that are computed in one sweep over the pairs. A statistic may read those
@@ -116,7 +116,7 @@ class PairLoss:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The weighting's stages, and P: the number of (selected) positives of every anchor."""
-        stages = (*self.weighting.stages(), (Side.POSITIVE, {"P": count()}))
+        stages = (*self.weighting.stages(), (Side.POSITIVE, {"P": Count()}))
         if self.mining is None:
             return stages
         return self.mining.before(stages, self.weighting.vanishes)
