@@ -454,16 +454,17 @@ def test_a_batch_that_is_grouped_as_the_last_one_has_its_groups():
     assert [name for name, g in again.items() if g is last] == [*LABELS][:2]
 
 
-@pytest.mark.parametrize("pairs", [1, 7, 40])
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("by_rows", [False, True])
-def test_multi_similarity_in_place_in_small_parts(pairs, by_rows, monkeypatch):
-    monkeypatch.setattr("dml.gpw.fused.PAIRS", pairs)
+def test_tiles_in_small_parts(variant, by_rows, monkeypatch):
+    X, labels = batch()
+    loss = make(variant)
+    expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
     if by_rows:
         monkeypatch.setattr("dml.gpw.streaming.fits", lambda groups, tile: False)
-    X, labels = batch()
-    for tile in (8, 100):
-        value, gradient = value_and_gradient(GlobalPairLoss(MS, tile=tile), X, labels)
-        expected, expected_gradient = value_and_gradient(dense(MS), X, labels)
+    for pairs, tile in ((1, 8), (7, 100), (40, 8), (40, 100)):
+        monkeypatch.setattr("dml.gpw.tiles.PAIRS", pairs)
+        value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=tile), X, labels)
         assert torch.allclose(value, expected, rtol=1e-12)
         assert relative_error(gradient, expected_gradient) < 1e-12
 

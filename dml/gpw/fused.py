@@ -25,15 +25,13 @@ from dml.gpw.algebra import State, Statistics
 from dml.gpw.batch import GlobalBatch
 from dml.gpw.losses import MultiSimilarity, softplus
 from dml.gpw.pair_loss import Mining, PairLoss
-from dml.gpw.tiles import Memory, Named, Negatives, spans
+from dml.gpw.tiles import Memory, Named, Negatives, parts_of
 
 # Exponents, far from where numbers, and exp, leave the normal range: the least, the largest of which a
 # million can be added, and the largest h.
 LEAST = {torch.float32: -84.0, torch.float64: -700.0}
 LARGEST = {torch.float32: 70.0, torch.float64: 600.0}
 LARGEST_H = {torch.float32: 45.0, torch.float64: 300.0}
-# Pairs worked on at a time: with two results of as many they stay in a core's cache.
-PAIRS = 2**18
 
 
 def negatives_of(loss: PairLoss, batch: GlobalBatch, memory: Memory) -> Negatives:
@@ -78,14 +76,14 @@ class FusedNegatives(Negatives):
     ) -> dict[str, State]:
         if "bound" not in t:
             return super().states(statistics, S, keep, t)
-        along = S.stride().index(max(S.stride()))  # S^T is cut along its columns
-        bound, largest, total = t["bound"], [], []
-        for some in spans(S.shape[along], max(1, PAIRS // S.shape[1 - along])):
-            part = S[some] if along == 0 else S[:, some]
+        by_rows = S.stride(1) == 1  # S^T lies by columns, and is cut between them
+        largest, total = [], []
+        for some in parts_of(S if by_rows else S.T):
+            part, bound = (S[some], t["bound"][some]) if by_rows else (S[:, some], t["bound"])
             largest.append(part.amax(1))
-            total.append(self.terms(part, bound[some] if along == 0 else bound, "E").sum(1))
-        top = torch.cat(largest) if along == 0 else torch.stack(largest).amax(0)
-        sum_E = torch.cat(total) if along == 0 else torch.stack(total).sum(0)
+            total.append(self.terms(part, bound, "E").sum(1))
+        top = torch.cat(largest) if by_rows else torch.stack(largest).amax(0)
+        sum_E = torch.cat(total) if by_rows else torch.stack(total).sum(0)
         # what one selected pair adds is more than all others together
         torch.threshold_(sum_E, math.exp(-self.h) / 2, 0)
         return {"max_negative": (top,), "lse_neg": (t["relative_to"][:, 0], sum_E)}
@@ -97,7 +95,7 @@ class FusedNegatives(Negatives):
         if "f" not in rows:
             return super().weigh_both(S, keep, rows, columns)
         next_to_nothing = 4 * math.exp(self.least + self.h)
-        for some in spans(len(S), max(1, PAIRS // S.shape[1])):
+        for some in parts_of(S):
             part = S[some]
             of_rows = self.terms(part, rows["bound"][some], "E").mul_(rows["f"][some])
             of_columns = self.terms(part, columns["bound"], "E of columns")

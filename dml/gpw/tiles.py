@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import pairwise
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 from dml.gpw.algebra import Scope, Side, State, Statistic, Statistics, masked
 from dml.gpw.batch import Groups
 from dml.gpw.pair_loss import PairLoss
+
+# Pairs worked on at a time
+PAIRS = 2**18
 
 Named = Mapping[str, Statistic]  # statistics by name
 States = Mapping[str, State]
@@ -68,6 +72,20 @@ def spans(n: int, width: int) -> list[slice]:
     parts = -(-n // width)
     edges = [n * i // parts for i in range(parts + 1)]
     return [slice(a, b) for a, b in pairwise(edges)]
+
+
+def parts_of(S: Tensor) -> list[slice]:
+    """The rows of a tile in parts that, with a few results of as many pairs, stay in the cache."""
+    return spans(len(S), max(1, PAIRS // S.shape[1]))
+
+
+def of_all_rows(statistic: Statistic, states: Sequence[State]) -> State:
+    """The state of all rows from those of consecutive parts of them."""
+    if len(states) == 1:
+        return states[0]
+    if statistic.scope is Scope.BATCH:
+        return reduce(statistic.merge, states)
+    return tuple(torch.cat(x) for x in zip(*states, strict=True))
 
 
 def scope(loss: PairLoss, name: str) -> Scope:
@@ -169,7 +187,11 @@ class Negatives:
     def states(
         self, statistics: Named, S: Tensor, keep: Tensor | None, t: Statistics
     ) -> dict[str, State]:
-        return {name: s.of(S, keep, t) for name, s in statistics.items()}
+        parts = []
+        for rows in parts_of(S):
+            known, kept = part(self.loss, t, rows), None if keep is None else keep[rows]
+            parts.append({name: s.of(S[rows], kept, known) for name, s in statistics.items()})
+        return {name: of_all_rows(s, [p[name] for p in parts]) for name, s in statistics.items()}
 
     def weigh(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Tensor:
         """w_ij; zero for what is no negative pair, or not of an anchor."""
@@ -179,7 +201,10 @@ class Negatives:
         self, S: Tensor, keep: Tensor | None, rows: Statistics, columns: Statistics
     ) -> None:
         """w_ij + w_ji into S, from the statistics of the rows and of the columns."""
-        torch.add(self.weigh(S, keep, rows), self.weigh(S, keep, columns), out=S)
+        for some in parts_of(S):
+            known, kept = part(self.loss, rows, some), None if keep is None else keep[some]
+            w, w_back = (self.weigh(S[some], kept, t) for t in (known, columns))
+            torch.add(w, w_back, out=S[some])
 
 
 class Memory:
