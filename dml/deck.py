@@ -67,15 +67,11 @@ class Deck:
     def deal(self, n: int) -> tuple[Cards, Cards]:
         """The cards of deal n, and how often each was dealt before it (its shuffle's number)."""
         c, first = divmod(n * self.hand, self.size)
-        if first + self.hand <= self.size:
-            return _shuffle(self, c)[first : first + self.hand], np.full(self.hand, c)
-        place = np.arange(n * self.hand, (n + 1) * self.hand)
-        cycle, within = np.divmod(place, self.size)
-        cards = np.empty(self.hand, dtype=np.int64)
-        for c in range(cycle[0], cycle[-1] + 1):
-            chosen = cycle == c
-            cards[chosen] = _shuffle(self, int(c))[within[chosen]]
-        return cards, cycle
+        over = max(0, first + self.hand - self.size)  # cards of the next shuffle
+        cards = _shuffle(self, c)[first : first + self.hand]
+        if over:
+            cards = np.concatenate([cards, _shuffle(self, c + 1)[:over]])
+        return cards, np.repeat((c, c + 1), (self.hand - over, over))
 
     def overhang(self, c: int) -> int:
         """How many cards of shuffle c are in the hand that runs over its end."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import pairwise
 
 import torch
@@ -55,11 +55,15 @@ class Block:
     def negatives(self, width: int) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """Tiles of at most `width` columns: where, similarities, which are negative (None: all, or
         all above -inf)."""
+        tiles = spans(self.groups.m, width)
+        if self.erased:
+            yield from ((columns, self.S[:, columns], None) for columns in tiles)
+            return
         start, end = self.groups.start[self.rows, None], self.groups.end[self.rows, None]
         band = int(start[0]), int(end[-1])
-        for columns in spans(self.groups.m, width):
+        for columns in tiles:
             S = self.S[:, columns]
-            if self.erased or columns.stop <= band[0] or columns.start >= band[1]:
+            if columns.stop <= band[0] or columns.start >= band[1]:
                 yield columns, S, None
             else:
                 c = torch.arange(columns.start, columns.stop, device=S.device)
@@ -79,7 +83,7 @@ def parts_of(S: Tensor) -> list[slice]:
     return spans(len(S), max(1, PAIRS // S.shape[1]))
 
 
-def of_all_rows(statistic: Statistic, states: Sequence[State]) -> State:
+def of_rows_together(statistic: Statistic, states: Sequence[State]) -> State:
     """The state of all rows from those of consecutive parts of them."""
     if len(states) == 1:
         return states[0]
@@ -178,7 +182,11 @@ class Negatives:
     """What is done to a tile of negatives. `keep`: which of its pairs are; None means all."""
 
     def __init__(self, loss: PairLoss, groups: Groups) -> None:
-        self.loss, self.anchors = loss, groups.anchors(loss)
+        self.loss, self.groups = loss, groups
+
+    @cached_property
+    def anchors(self) -> Tensor | None:
+        return self.groups.anchors(self.loss)
 
     def known(self, t: Statistics) -> Statistics:
         """The anchors' statistics, and what else of an anchor `states` and `weigh` want to know."""
@@ -187,11 +195,13 @@ class Negatives:
     def states(
         self, statistics: Named, S: Tensor, keep: Tensor | None, t: Statistics
     ) -> dict[str, State]:
-        parts = []
-        for rows in parts_of(S):
-            known, kept = part(self.loss, t, rows), None if keep is None else keep[rows]
-            parts.append({name: s.of(S[rows], kept, known) for name, s in statistics.items()})
-        return {name: of_all_rows(s, [p[name] for p in parts]) for name, s in statistics.items()}
+        parts = [
+            {name: s.of(*some) for name, s in statistics.items()}
+            for some in self.in_parts(S, keep, t)
+        ]
+        return {
+            name: of_rows_together(s, [p[name] for p in parts]) for name, s in statistics.items()
+        }
 
     def weigh(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Tensor:
         """w_ij; zero for what is no negative pair, or not of an anchor."""
@@ -201,10 +211,14 @@ class Negatives:
         self, S: Tensor, keep: Tensor | None, rows: Statistics, columns: Statistics
     ) -> None:
         """w_ij + w_ji into S, from the statistics of the rows and of the columns."""
-        for some in parts_of(S):
-            known, kept = part(self.loss, rows, some), None if keep is None else keep[some]
-            w, w_back = (self.weigh(S[some], kept, t) for t in (known, columns))
-            torch.add(w, w_back, out=S[some])
+        for some, kept, known in self.in_parts(S, keep, rows):
+            torch.add(self.weigh(some, kept, known), self.weigh(some, kept, columns), out=some)
+
+    def in_parts(
+        self, S: Tensor, keep: Tensor | None, t: Statistics
+    ) -> Iterator[tuple[Tensor, Tensor | None, Statistics]]:
+        for rows in parts_of(S):
+            yield S[rows], None if keep is None else keep[rows], part(self.loss, t, rows)
 
 
 class Memory:
