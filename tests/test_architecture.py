@@ -38,6 +38,7 @@ LAYERS = [
         "dml.gpw.fused",
         "dml.gpw.rows",
         "dml.gpw.symmetric",
+        "dml.gpw.whole",
         "dml.gpw.triton_ms",
         "dml.gpw.streaming",
         "dml.gpw.pairs",

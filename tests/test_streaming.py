@@ -287,7 +287,8 @@ def test_no_mined_pair_gives_zero_still_attached(variant):
 
 @pytest.mark.parametrize("beta", [50.0, 1000.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_large_beta_does_not_overflow(beta, dtype):
+@pytest.mark.parametrize("tile", [16, 64])
+def test_large_beta_does_not_overflow(beta, dtype, tile):
     for name in (
         "multi_similarity",
         "ms_weighting",
@@ -300,7 +301,7 @@ def test_large_beta_does_not_overflow(beta, dtype):
             parameters["lam"] = 0.5
         loss = make_loss(name, **parameters)
         X, labels = batch(m=40, spread=1.5)
-        value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=16), X.to(dtype), labels)
+        value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=tile), X.to(dtype), labels)
         assert value.isfinite()
         assert gradient.isfinite().all()
         expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
@@ -431,6 +432,7 @@ LABELS = {
     "two of each": [4, 4, 1, 1, 7, 7, 2, 2],
     "two of each, other classes": [1, 1, 9, 9, 4, 4, 3, 3],
     "other sizes": [4, 4, 4, 1, 7, 7, 2, 2],
+    "two of each, twice the same class": [4, 4, 1, 1, 4, 4, 2, 2],
     "scattered": [4, 1, 7, 2, 2, 1, 7, 4],
     "fewer": [4, 4, 1, 1],
 }
@@ -472,14 +474,16 @@ def test_tiles_in_small_parts(variant, by_rows, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("length", [0.3, 1, 3])
 @pytest.mark.parametrize("beta", [0.5, 50, 400])
-def test_multi_similarity_in_place_holds_for_any_beta_and_length(beta, length, dtype):
+@pytest.mark.parametrize("alpha", [2, 60])
+@pytest.mark.parametrize("tile", [50, 200])
+def test_multi_similarity_in_place_holds_for_any_exponent(beta, length, dtype, alpha, tile):
     """Sums relative to no maximum are for ordinary ones only; the others go the general way."""
-    loss = make_loss("multi_similarity", beta=beta, lam=0.5)
+    loss = make_loss("multi_similarity", alpha=alpha, beta=beta, lam=0.5)
     X, labels = batch(m=120, classes=40)
     X = (length * X).to(dtype)
     expected, expected_gradient = value_and_gradient(dense(loss), X.double(), labels)
-    value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=50), X, labels)
-    within = 1e-12 if dtype == torch.float64 else 3e-5 * max(1, beta / 50)
+    value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=tile), X, labels)
+    within = 1e-12 if dtype == torch.float64 else 3e-5 * max(1, alpha / 50, beta / 50)
     assert value.item() == pytest.approx(expected.item(), rel=within)
     assert relative_error(gradient.double(), expected_gradient) < within
 
@@ -493,17 +497,30 @@ def test_a_batch_without_an_informative_pair_has_a_gradient_of_exact_zeros():
     assert torch.equal(gradient, torch.zeros_like(X))
 
 
-@pytest.mark.parametrize("beta", [40, 56, 63, 90])
-def test_multi_similarity_in_place_does_not_overflow(beta):
-    """The largest z there is: positives opposite, and 10,000 negatives on top of an anchor."""
+@pytest.mark.parametrize("tile", [2, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_pair_that_is_not_selected_has_a_weight_of_exactly_zero(tile, dtype):
+    """Classes on axes of their own, of which only the first two come near each other."""
+    X = torch.tensor([[1.0, 0, 0], [0.6, 0.8, 0], [0.8, 0.6, 0], [0, 1.0, 0], [0, 0, 1], [0, 0, 1]])
+    loss, labels = GlobalPairLoss(MS, tile=tile), torch.arange(6) // 2
+    _, gradient = value_and_gradient(loss, X.to(dtype), labels)
+    assert (gradient[:4, :2] != 0).all()
+    assert (gradient[:4, 2] == 0).all()
+    assert (gradient[4:] == 0).all()
+
+
+@pytest.mark.parametrize("beta", [40, 54, 56, 63, 90])
+@pytest.mark.parametrize("m", [1000, 10_000], ids=["one tile", "many"])
+def test_multi_similarity_in_place_does_not_overflow(beta, m):
+    """The largest z there is: positives opposite, and thousands of negatives on top of an anchor."""
     loss = make_loss("multi_similarity", beta=beta, lam=0.5)
-    X = torch.zeros(10_000, 4)
+    X = torch.zeros(m, 4)
     X[:, 0] = 1
     X[1::2, 0] = -1
-    labels = torch.arange(10_000) // 2
+    labels = torch.arange(m) // 2
     value, gradient = value_and_gradient(GlobalPairLoss(loss), X, labels)
-    # every anchor: one positive at -1; 4,999 negatives at 1, and as many at -1
+    # every anchor: one positive at -1; of the negatives half at 1, and as many at -1
     positive = torch.tensor(3.0).exp().log1p() / 2
-    negative = 0.5 + torch.tensor(4999.0).log() / beta
+    negative = 0.5 + torch.tensor(m / 2 - 1).log() / beta
     assert value.item() == pytest.approx((positive + negative).item(), rel=1e-5)
     assert gradient.isfinite().all()

@@ -3,7 +3,7 @@
 - `losses`: each loss under its equation; `pair_loss`: mining in front of weighting
 - `algebra`: statistics that merge; `batch`: its layout; `tiles`: blocks of S and their tiles
 - `dense`: the reference with autograd; `streaming`: exact, without the m x m matrix, by the sweeps
-  of `rows` or `symmetric`
+  of `rows`, `symmetric` or `whole`
 - `table`: Table 1 of the paper, computed
 """
 

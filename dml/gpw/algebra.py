@@ -158,16 +158,14 @@ class LogSumExp(Statistic):
         return top, (a[1] * scale_a + b[1] * scale_b).to(a[1].dtype)
 
     def finish(self, state: State) -> Tensor:
-        top, total = state
-        some = (top > -torch.inf) & (total > 0)
-        # log(0) is kept out of the graph, not only out of the result: its gradient is not a number.
-        lse = finite(top) + torch.where(some, total, 1).log() + self.exponent.shift
-        return torch.where(some, lse, -torch.inf).to(total.dtype)
+        top, total = state  # without a pair the one is -inf, or the other 0
+        lse = (top + total.log() + self.exponent.shift).to(total.dtype)
+        return torch.where(total > 0, lse, -torch.inf)
 
 
 def finite(top: Tensor) -> Tensor:
-    """The maximum to subtract: 0 for an empty row, where -inf - (-inf) would not be a number."""
-    return top.masked_fill(top == -torch.inf, 0)
+    """The maximum to subtract: not -inf for an empty row, where -inf - (-inf) would not be a number."""
+    return top.clamp(min=torch.finfo(top.dtype).min)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ mask. A batch of P classes x M images comes grouped already.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -45,10 +44,10 @@ def problem_of(embeddings: Tensor, labels: Tensor) -> str | None:
 def check_finite(embeddings: Tensor, processes: int = 1) -> float:
     """The largest S_ii, which no S_ij exceeds; NotFiniteError if a row of the global batch holds NaN
     or infinity, or overflows in S."""
-    squares = torch.linalg.vector_norm(embeddings.detach(), dim=1).square()
-    largest = float(squares.max())
-    if not math.isfinite(largest):
-        finite = squares.isfinite()
+    norms = torch.linalg.vector_norm(embeddings.detach(), dim=1)
+    largest = float(norms.max()) ** 2
+    if not largest <= torch.finfo(norms.dtype).max:
+        finite = norms.square().isfinite()
         bad = (~finite).nonzero().flatten().tolist()
         process, row = divmod(bad[0], len(finite) // processes)
         of = f" of process {process}" if processes > 1 else ""
@@ -72,28 +71,30 @@ class Groups:
 
     order: the grouped position -> the position in the batch.
     start, end: for every grouped position, the interval of its class.
-    K: the size of the largest class. sizes: those of the classes, if the order is that of the batch.
+    K: the size of the largest class. first: the position of the first sample of every class, if the
+    batch came grouped.
     """
 
     order: Tensor
     start: Tensor
     end: Tensor
     K: int
-    sizes: Tensor | None = None
+    first: Tensor | None = None
 
     @staticmethod
     def of(labels: Tensor, last: Groups | None = None) -> Groups:
-        """The last ones themselves, if this batch is grouped alike: what follows from them follows
-        again."""
+        """The last ones themselves, if this batch came grouped as that: what follows from them
+        follows again."""
+        if last is not None and last.fit(labels):
+            return last
         m = len(labels)
         run, size = torch.unique_consecutive(labels, return_counts=True)
-        if len(run.unique()) == len(run):  # it comes grouped
-            if last is not None and last.sizes is not None and torch.equal(last.sizes, size):
-                return last
+        if distinct(run):  # it comes grouped
             end = size.cumsum(0)
+            first = end - size
             order = torch.arange(m, device=labels.device)
-            start, end = ((x.repeat_interleave(size, output_size=m)) for x in (end - size, end))
-            return Groups(order, start, end, int(size.max()), sizes=size)
+            start, end = ((x.repeat_interleave(size, output_size=m)) for x in (first, end))
+            return Groups(order, start, end, int(size.max()), first)
         _, label, size = torch.unique(labels, return_inverse=True, return_counts=True)
         position = torch.arange(m, device=labels.device)
         first = torch.full_like(size, m).scatter_reduce(0, label, position, "amin")
@@ -110,13 +111,26 @@ class Groups:
 
     @property
     def came_grouped(self) -> bool:
-        return self.sizes is not None
+        return self.first is not None
+
+    def fit(self, labels: Tensor) -> bool:
+        """Whether another batch comes in the same groups."""
+        return (
+            self.first is not None
+            and len(labels) == self.m
+            and torch.equal(labels, labels.index_select(0, self.start))
+            and distinct(labels.index_select(0, self.first))
+        )
 
     def anchors(self, loss: PairLoss) -> Tensor | None:
         """Which samples are anchors, by grouped position; None: all. One without a positive is not,
         unless the loss is of the whole batch and has no anchors."""
         has_positive = self.end - self.start > 1
         return None if loss.of_batch or has_positive.all() else has_positive
+
+
+def distinct(labels: Tensor) -> bool:
+    return bool(labels.sort().values.diff().all())
 
 
 class GlobalBatch:

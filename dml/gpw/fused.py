@@ -62,7 +62,7 @@ class FusedNegatives(Negatives):
         self.h = max(0.0, self.ms.beta * z - LARGEST[bound.dtype])
         if self.h > LARGEST_H[bound.dtype]:
             return super().known(t)
-        self.minus_h = bound.new_tensor(-self.h)
+        self.minus_h = bound.new_full((), -self.h)
         relative_to = self.ms.beta * bound.double() + self.h
         if "lse_neg" not in t:
             return {"bound": bound, "relative_to": relative_to}

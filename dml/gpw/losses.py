@@ -37,8 +37,8 @@ POSITIVE, NEGATIVE = Side.POSITIVE, Side.NEGATIVE
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x), exact; torch's own gives up on the 1 at x > 20."""
-    return torch.logaddexp(x, torch.zeros_like(x))
+    """log(1 + e^x); the 1 is given up where it is below the precision of float64."""
+    return torch.nn.functional.softplus(x, threshold=50)
 
 
 def share(exponent: Exponent, S: Tensor, lse: Tensor) -> Tensor:

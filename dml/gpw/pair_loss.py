@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from dml.gpw.algebra import (
@@ -147,14 +148,14 @@ class PairLoss:
         Such anchors are left out by index: multiplied by zero, an infinity in their gradient
         would still become a NaN.
         """
-        live = (t["P"] > 0).nonzero()[:, 0]
-        return self.weighting.value({name: x[live] for name, x in t.items()}).sum()
+        live = t["P"].nonzero()[:, 0]
+        return self.weighting.value({name: x.index_select(0, live) for name, x in t.items()}).sum()
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
         w = self.weighting.positive_weight(S, t)
         if self.mining is None:
             return w
-        return w.masked_fill(~self.mining.select_positive(S, t), 0)
+        return torch.where(self.mining.select_positive(S, t), w, 0)
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
         if self.mining is None:
@@ -162,4 +163,4 @@ class PairLoss:
         if self.weighting.vanishes:
             return self.weighting.negative_weight(above(S, self.mining.threshold(t)), t)
         w = self.weighting.negative_weight(S, t)
-        return w.masked_fill(~self.mining.select_negative(S, t), 0)
+        return torch.where(self.mining.select_negative(S, t), w, 0)

@@ -66,12 +66,11 @@ class RowSweeps:
         parts = [block_statistics(self.negatives, block, self.tile) for block in blocks]
         return joined(self.loss, parts)
 
-    def gradient(self, t: Statistics) -> Tensor:
+    def gradient(self, t: Statistics, scale: float, out: Tensor) -> None:
         """Overwrites S."""
         loss, X = self.loss, self.batch.X
         known = self.negatives.known(t)
-        parts = []
-        for block in self.blocks():
+        for block, span in zip(self.blocks(), spans(len(out), self.rows), strict=True):
             S_pos, classes = block.S_pos, block.classes
             own = of_rows(loss, part(loss, t, block.rows), Side.POSITIVE)
             w = loss.positive_weight(S_pos, own)
@@ -79,9 +78,8 @@ class RowSweeps:
             w_pos = masked(w + w_back, classes.valid, 0)
 
             rows = of_rows(loss, part(loss, known, block.rows), Side.NEGATIVE)
-            for span, S, keep in block.negatives(self.tile):
-                self.negatives.weigh_both(S, keep, rows, of_columns(loss, known, span))
+            for columns, S, keep in block.negatives(self.tile):
+                self.negatives.weigh_both(S, keep, rows, of_columns(loss, known, columns))
 
             G = block.S.scatter_add_(1, classes.slots, -w_pos)
-            parts.append(G @ X)
-        return torch.cat(parts)
+            out[span].addmm_(G, X, beta=0, alpha=scale)

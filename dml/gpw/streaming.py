@@ -12,7 +12,8 @@ W processes bring b rows each of a global batch of m = W b.
 S is symmetric, so the part of the gradient that comes from the other anchors, G_ji, needs only
 their statistics: backward sends nothing. Memory is O(m d + tile m).
 
-The sweeps are those of `rows` for any batch, and of `symmetric` for a process alone.
+The sweeps are those of `rows` for any batch, of `symmetric` for a process alone, and of `whole` where
+that has no more than a tile.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from dml.gpw.pair_loss import PairLoss
 from dml.gpw.rows import RowSweeps
 from dml.gpw.symmetric import SymmetricSweeps, fits
 from dml.gpw.tiles import Memory
+from dml.gpw.whole import WholeSweeps
 from dml.precision import at_least_float32, full_precision
 
 Kind = Literal["auto", "streaming", "triton"]
@@ -87,20 +89,23 @@ class GlobalPairLoss(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         problem = problem_of(embeddings, labels)
         self.wire.agree(describe(embeddings, labels) if problem is None else "", problem)
-        # Wrappers that average divide the gradient of the global loss by W; this restores it.
-        scale: float = self.wire.size if self.reduction == "mean" else 1
         X = at_least_float32(embeddings)
-        with full_precision(X.device):
+        dX = X.new_empty(X.shape) if X.requires_grad and torch.is_grad_enabled() else None
+        # inference: without what autograd does at every operation, and every tensor but dX is of it
+        with full_precision(X.device), torch.inference_mode():
             batch = GlobalBatch(X.detach(), labels, self.wire, self.memory.groups)
             self.memory.groups = batch.groups
             sweeps = self.sweeps(batch)
             value, t = gathered(self.loss, batch, sweeps.statistics(), self.wire)
             value = value.to(X.dtype)
-            if not (X.requires_grad and torch.is_grad_enabled()):
-                return value
-            dX = batch.in_batch_order(sweeps.gradient(t))
-            scale /= self.loss.divisor(batch.groups.m)
-        attached: Tensor = KnownGradient.apply(X, value, dX, scale)  # type: ignore[no-untyped-call]
+            if dX is not None:
+                # Wrappers that average divide the gradient of the global loss by W; this restores it.
+                scale = self.wire.size if self.reduction == "mean" else 1
+                sweeps.gradient(t, scale / self.loss.divisor(batch.groups.m), out=dX)
+        if dX is None:
+            return value.clone()
+        dX = batch.in_batch_order(dX)
+        attached: Tensor = KnownGradient.apply(X, value, dX)  # type: ignore[no-untyped-call]
         return attached
 
     def sweeps(self, batch: GlobalBatch) -> Sweeps:
@@ -113,7 +118,8 @@ class GlobalPairLoss(nn.Module):
             if self.kind == "triton":
                 raise ValueError(problem)
         if self.wire.size == 1 and fits(batch.groups, self.tile):
-            return SymmetricSweeps(self.loss, batch, self.tile, self.memory)
+            whole = WholeSweeps.of(self.loss, batch, self.tile, self.memory)
+            return whole or SymmetricSweeps(self.loss, batch, self.tile, self.memory)
         return RowSweeps(self.loss, batch, self.tile, self.memory)
 
 
@@ -139,9 +145,9 @@ class Sweeps(Protocol):
     def statistics(self) -> dict[str, Tensor]:
         """Those of the own rows, and this process's share in those of the batch."""
 
-    def gradient(self, t: Statistics) -> Tensor:
-        """dL/dX of the own rows, times what the loss is divided by: sum_j (G_ij + G_ji) x_j with
-        G = w_neg - w_pos, from the statistics of all rows."""
+    def gradient(self, t: Statistics, scale: float, out: Tensor) -> None:
+        """Of the own rows: scale sum_j (G_ij + G_ji) x_j with G = w_neg - w_pos, from the statistics
+        of all rows."""
 
 
 def describe(embeddings: Tensor, labels: Tensor) -> str:
@@ -151,22 +157,22 @@ def describe(embeddings: Tensor, labels: Tensor) -> str:
 
 
 class KnownGradient(torch.autograd.Function):
-    """A value whose gradient, scale dX, is known already."""
+    """A value whose gradient, dX, is known already."""
 
     @staticmethod
-    def forward(ctx: Any, X: Tensor, value: Tensor, dX: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, X: Tensor, value: Tensor, dX: Tensor) -> Tensor:
         ctx.save_for_backward(dX)
-        ctx.scale = scale
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "GlobalPairLoss has no gradient of its gradient (create_graph=True); use dense_loss"
             )
         (dX,) = ctx.saved_tensors
-        return grad * ctx.scale * dX, None, None, None
+        is_one = grad.is_cpu and grad == 1  # a GPU would have to be waited for
+        return dX if is_one else grad * dX, None, None
 
 
 def gathered(

@@ -36,8 +36,12 @@ from dml.gpw.tiles import (
     of_columns,
     of_rows,
     part,
+    spans,
 )
 from dml.plan import KEPT_SIMILARITIES
+
+# Rows multiplied at a time in a tile on the diagonal
+STRIP = 384
 
 
 def fits(groups: Groups, tile: int) -> bool:
@@ -69,12 +73,14 @@ class SymmetricSweeps:
         i, j = self.layout.pairs[n]
         A, B, last = self.X[self.spans[i]], self.X[self.spans[j]], len(self.S) - 1
         S = self.S[min(n, last), : len(A) * len(B)].view(len(A), len(B))
-        torch.mm(A, B.T, out=S)
         if i == j:
+            mirrored_product(A, out=S)
             slots = self.layout.slots[i]
             torch.gather(S, 1, slots, out=self.S_pos[self.spans[i]])
             if self.loss.weighting.vanishes:
                 S.scatter_(1, slots, -torch.inf)
+        else:
+            torch.mm(A, B.T, out=S)
         if n < last or len(self.S) == len(self.layout.pairs):
             self.kept[n] = S
         return S
@@ -118,14 +124,13 @@ class SymmetricSweeps:
     def of_rows(self, t: Statistics) -> list[Statistics]:
         return [of_rows(self.loss, part(self.loss, t, I), Side.NEGATIVE) for I in self.spans]
 
-    def gradient(self, t: Statistics) -> Tensor:
+    def gradient(self, t: Statistics, scale: float, out: Tensor) -> None:
         """Overwrites S."""
         loss, X = self.loss, self.X
         w_pos = loss.positive_weight(self.S_pos, of_rows(loss, t, Side.POSITIVE))
         w_pos = masked(w_pos, self.layout.valid, 0).neg_()
         known = self.negatives.known(t)
         rows, columns = self.of_rows(known), [of_columns(loss, known, J) for J in self.spans]
-        dX = torch.empty_like(X)
         for i, j, S, keep in self.tiles():
             I, J = self.spans[i], self.spans[j]
             self.negatives.weigh_both(S, keep, rows[i], columns[j])
@@ -133,11 +138,17 @@ class SymmetricSweeps:
             if i == j:
                 W.scatter_add_(1, self.layout.slots[i], w_pos[I])
                 W.T.scatter_add_(1, self.layout.slots[i], w_pos[I])
-                torch.mm(W, X[I], out=dX[I])
+                out[I].addmm_(W, X[I], beta=0, alpha=scale)
             else:
-                dX[I].addmm_(W, X[J])
-                dX[J].addmm_(W.T, X[I])
-        return dX
+                out[I].addmm_(W, X[J], alpha=scale)
+                out[J].addmm_(W.T, X[I], alpha=scale)
+
+
+def mirrored_product(A: Tensor, out: Tensor) -> None:
+    """A A^T: strips of rows from the diagonal on, and what is left of it copied from above."""
+    for rows in spans(len(A), STRIP):
+        torch.mm(A[rows], A[rows.start :].T, out=out[rows, rows.start :])
+        out[rows.stop :, rows] = out[rows, rows.stop :].T
 
 
 class Layout:

@@ -72,7 +72,7 @@ class TritonSweeps:
         t = {"lse_neg": lse_of_part.logsumexp(0), "lse_pos": lse_pos, "P": P}
         return t if loss.mining is None else mined | t
 
-    def gradient(self, t: Statistics) -> Tensor:
+    def gradient(self, t: Statistics, scale: float, out: Tensor) -> None:
         loss, ms, X, own, groups = self.loss, self.ms, self.X, self.own, self.groups
         m, d = X.shape
         if loss.mining is None:
@@ -89,7 +89,6 @@ class TritonSweeps:
 
         rows_of_G = rows_at_a_time(len(own), m, self.tile)
         G = X.new_empty(rows_of_G, m)
-        dX = X.new_empty(len(own), d)
         with torch.cuda.device_of(X):  # type: ignore[no-untyped-call]
             for span in spans(len(own), rows_of_G):
                 rows = own[span]
@@ -97,8 +96,7 @@ class TritonSweeps:
                 grid = triton.cdiv(R, BLOCK_R.value), triton.cdiv(m, BLOCK_C.value)
                 samples = X, rows, groups.start, R, m, d
                 weights[grid](*samples, *known, G, ms.alpha, ms.beta, ms.lam, eps, **OPTIONS)
-                torch.mm(G[:R], X, out=dX[span])
-        return dX
+                out[span].addmm_(G[:R], X, beta=0, alpha=scale)
 
 
 def everything(X: Tensor, n: int) -> tuple[Tensor, Tensor, float]:

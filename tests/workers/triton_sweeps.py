@@ -35,8 +35,10 @@ def sweeps(loss, X, labels, W, tile, blocks):
         for name, own in process.statistics().items():
             t.setdefault(name, torch.full((len(X),), torch.nan))[batch.own_rows] = own
     read = {name: t[name] for name in loss.read}
-    parts = [b.in_batch_order(p.gradient(read)) for b, p in zip(batches, processes, strict=True)]
-    return t, torch.cat(parts) / loss.divisor(len(X))
+    parts = [torch.full((len(X) // W, X.shape[1]), torch.nan) for _ in range(W)]
+    for process, dX in zip(processes, parts, strict=True):
+        process.gradient(read, 1 / loss.divisor(len(X)), out=dX)
+    return t, torch.cat([b.in_batch_order(dX) for b, dX in zip(batches, parts, strict=True)])
 
 
 def main(cases, out):

@@ -1,0 +1,98 @@
+"""The sweeps of mined multi-similarity over a batch that is one tile of S, for a process alone.
+
+    selected:      z = S - b > 0, b = min_positive - eps, and of the positives S - eps < max_negative
+                                                                                    (Eq. 11 and 12)
+    terms:         E_neg = e^{beta z - h}, E_pos = e^{-alpha S}, of the selected
+    statistics:    lse_neg = c_neg + log sum E_neg, c_neg = beta (b - lam) + h
+                   lse_pos = c_pos + log sum E_pos, c_pos = alpha lam
+    weights:       w = f E, f = e^c / (1 + e^lse)                                    (Eq. 13 and 14)
+    gradient:      dX = (G + G^T) X, G = w_neg - w_pos
+
+A batch of a thousand takes so little time that the small operations on rows and positives count, and
+so does memory that is not in the cache: here they are few, and S becomes E and then G in place. It
+gives what `algebra` and `losses` give; `fused` tells of h and of what is next to nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dml.gpw.algebra import Statistics
+from dml.gpw.batch import GlobalBatch
+from dml.gpw.fused import LARGEST, LARGEST_H, LEAST
+from dml.gpw.losses import MultiSimilarity, softplus
+from dml.gpw.pair_loss import Mining, PairLoss
+from dml.gpw.symmetric import Layout, mirrored_product
+from dml.gpw.tiles import Memory
+
+
+class WholeSweeps:
+    """Both sweeps over the whole of S."""
+
+    @staticmethod
+    def of(loss: PairLoss, batch: GlobalBatch, tile: int, memory: Memory) -> WholeSweeps | None:
+        """None if the batch is more than a tile, the loss another, or its exponents are too large."""
+        ms, mining, dtype = loss.weighting, loss.mining, batch.X.dtype
+        layout = Layout.of(batch.groups, tile)
+        if not isinstance(ms, MultiSimilarity) or mining is None or len(layout.spans) > 1:
+            return None
+        largest_z = 2 * batch.largest + mining.eps
+        if ms.beta * largest_z > LARGEST[dtype] + LARGEST_H[dtype]:
+            return None
+        if ms.alpha * batch.largest > LARGEST[dtype]:
+            return None
+        return WholeSweeps(ms, mining, batch, layout, memory)
+
+    def __init__(
+        self,
+        ms: MultiSimilarity,
+        mining: Mining,
+        batch: GlobalBatch,
+        layout: Layout,
+        memory: Memory,
+    ) -> None:
+        self.ms, self.mining, self.batch, self.memory = ms, mining, batch, memory
+        self.slots, self.valid = layout.slots[0], layout.valid
+
+    def statistics(self) -> dict[str, Tensor]:
+        ms, mining, X = self.ms, self.mining, self.batch.X
+        S = self.memory("S", (len(X), len(X)), X)
+        mirrored_product(X, out=S)
+        S_pos = torch.where(self.valid, S.gather(1, self.slots), torch.inf)
+        S.scatter_(1, self.slots, -torch.inf)
+        t = {"min_positive": S_pos.amin(1), "max_negative": S.amax(1)}
+
+        bound, least = mining.threshold(t), LEAST[X.dtype]
+        largest_z = self.batch.largest - float(bound.min())
+        h = max(0.0, ms.beta * largest_z - LARGEST[X.dtype])
+        z = torch.threshold_(S.sub_(bound[:, None]), 0, (least + h) / ms.beta)
+        self.E_neg = torch.add(X.new_full((), -h), z, alpha=ms.beta, out=S).exp_()
+        self.next_to_nothing = 2 * math.exp(least + h)
+
+        selected = mining.select_positive(S_pos, {"max_negative": t["max_negative"][:, None]})
+        self.E_pos = S_pos.mul_(-ms.alpha).exp_().mul_(selected)
+
+        # what one selected pair adds is more than all others together
+        sum_neg = torch.threshold_(self.E_neg.sum(1), math.exp(-h) / 2, 0)
+        self.c_neg = ms.beta * (bound.double() - ms.lam) + h
+        self.lse_neg = torch.where(sum_neg > 0, self.c_neg + sum_neg.log(), -torch.inf)
+        self.lse_pos = ms.alpha * ms.lam + self.E_pos.sum(1).log()
+        return {
+            **t,
+            "lse_neg": self.lse_neg.to(X.dtype),
+            "lse_pos": self.lse_pos,
+            "P": selected.sum(1, dtype=X.dtype),
+        }
+
+    def gradient(self, t: Statistics, scale: float, out: Tensor) -> None:
+        """Alone, the statistics are those of before."""
+        f_neg = torch.exp(self.c_neg - softplus(self.lse_neg))
+        f_neg = torch.where(self.lse_neg > -torch.inf, f_neg, 0).to(out.dtype)
+        f_pos = torch.exp(self.ms.alpha * self.ms.lam - softplus(self.lse_pos))
+        w_neg = torch.threshold_(self.E_neg.mul_(f_neg[:, None]), self.next_to_nothing, 0)
+        G = w_neg.scatter_add_(1, self.slots, self.E_pos.mul_(-f_pos[:, None]))
+        both = torch.add(G, G.T, out=self.memory("G + G^T", G.shape, G))
+        out.addmm_(both, self.batch.X, beta=0, alpha=scale)
