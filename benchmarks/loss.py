@@ -140,7 +140,7 @@ def measure(m: int, stage: str, repeats: int) -> list[Row]:
 def main() -> int:
     parse = parser(__doc__)
     parse.add_argument("--sizes", type=int, nargs="+", default=[1000, 4000, 16_000])
-    parse.add_argument("--repeats", type=int, nargs="+", default=[15, 9, 3], help="of each size")
+    parse.add_argument("--repeats", type=int, nargs="+", default=[31, 9, 3], help="of each size")
     args = parse.parse_args()
     as_in_training()
     sizes = list(zip(args.sizes, args.repeats, strict=True))
