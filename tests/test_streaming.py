@@ -488,11 +488,12 @@ def test_multi_similarity_in_place_holds_for_any_exponent(beta, length, dtype, a
     assert relative_error(gradient.double(), expected_gradient) < within
 
 
-def test_a_batch_without_an_informative_pair_has_a_gradient_of_exact_zeros():
+@pytest.mark.parametrize("loss", [MS, make_loss("multi_similarity", alpha=60, lam=3)], ids=str)
+def test_a_batch_without_an_informative_pair_has_a_gradient_of_exact_zeros(loss):
     """Opposite classes: no negative is near the positives, and the exponents are far below e^-70."""
     X = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
     labels = torch.tensor([0, 0, 1, 1])
-    value, gradient = value_and_gradient(GlobalPairLoss(MS), X, labels)
+    value, gradient = value_and_gradient(GlobalPairLoss(loss), X, labels)
     assert value == 0
     assert torch.equal(gradient, torch.zeros_like(X))
 

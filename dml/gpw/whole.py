@@ -39,10 +39,11 @@ class WholeSweeps:
         layout = Layout.of(batch.groups, tile)
         if not isinstance(ms, MultiSimilarity) or mining is None or len(layout.spans) > 1:
             return None
-        largest_z = 2 * batch.largest + mining.eps
-        if ms.beta * largest_z > LARGEST[dtype] + LARGEST_H[dtype]:
-            return None
-        if ms.alpha * batch.largest > LARGEST[dtype]:
+        exponents = (
+            ms.beta * (2 * batch.largest + mining.eps) - LARGEST_H[dtype],
+            ms.alpha * (batch.largest + abs(ms.lam)),
+        )
+        if max(exponents) > LARGEST[dtype]:
             return None
         return WholeSweeps(ms, mining, batch, layout, memory)
 
