@@ -39,10 +39,10 @@ class Turns:
         self.lock, self.seconds = lock, 0.0
 
     def __call__(self, sweep: Callable[..., Any]) -> Callable[..., Any]:
-        def in_turn(*arguments: Any) -> Any:
+        def in_turn(*arguments: Any, **named: Any) -> Any:
             fcntl.flock(self.lock, fcntl.LOCK_EX)
             start = time.thread_time()
-            result = sweep(*arguments)
+            result = sweep(*arguments, **named)
             self.seconds += time.thread_time() - start
             fcntl.flock(self.lock, fcntl.LOCK_UN)
             return result
@@ -59,6 +59,7 @@ def work(m: int, d: int, repeats: int, by_rows: bool, lock: IO[str]) -> None:
     from dml.gpw import GlobalPairLoss, make_loss
     from dml.gpw.rows import RowSweeps
     from dml.gpw.symmetric import SymmetricSweeps
+    from dml.gpw.whole import WholeSweeps
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -69,7 +70,7 @@ def work(m: int, d: int, repeats: int, by_rows: bool, lock: IO[str]) -> None:
         loss, memory = loss_fn.loss, loss_fn.memory
         loss_fn.sweeps = lambda batch: RowSweeps(loss, batch, TILE, memory)  # type: ignore[method-assign]
     in_turn = Turns(lock)
-    for sweeps in (RowSweeps, SymmetricSweeps):
+    for sweeps in (RowSweeps, SymmetricSweeps, WholeSweeps):
         for name in ("__init__", "statistics", "gradient"):
             setattr(sweeps, name, in_turn(getattr(sweeps, name)))
     generator = torch.Generator().manual_seed(rank)
