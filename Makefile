@@ -41,7 +41,7 @@ types: $(STAMP) ## mypy, strict
 
 check: lint types test ## what CI runs
 
-bench: $(STAMP) ## measure everything, into docs/benchmarks.md: half an hour on a quiet machine
+bench: $(STAMP) ## measure everything, into docs/benchmarks.md: a quarter of an hour
 	$(BIN)/python benchmarks/run.py
 
 demo: $(STAMP) ## train on the bundled icons with two processes: a minute or two
