@@ -359,6 +359,14 @@ def test_bad_input_is_one_clear_sentence(engine):
         fn(X, labels.tolist())
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_embeddings_too_large_for_their_similarities_are_refused(engine):
+    """Of one dimension, their norm is finite and only its square is not."""
+    for X in (torch.full((4, 1), 1e200, dtype=torch.float64), torch.full((4, 1), 1e30)):
+        with pytest.raises(ValueError, match="4 of 4 embeddings hold NaN or infinity, or are too"):
+            ENGINES[engine](X, torch.tensor([0, 0, 1, 1]))
+
+
 def test_bad_settings_are_refused():
     with pytest.raises(TypeError, match="must come from make_loss, not 'multi_similarity'"):
         GlobalPairLoss("multi_similarity")

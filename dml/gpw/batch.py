@@ -45,7 +45,8 @@ def check_finite(embeddings: Tensor, processes: int = 1) -> float:
     """The largest S_ii, which no S_ij exceeds; NotFiniteError if a row of the global batch holds NaN
     or infinity, or overflows in S."""
     norms = torch.linalg.vector_norm(embeddings.detach(), dim=1)
-    largest = float(norms.max()) ** 2
+    norm = float(norms.max())
+    largest = norm * norm  # norm**2 would raise an OverflowError of its own
     if not largest <= torch.finfo(norms.dtype).max:
         finite = norms.square().isfinite()
         bad = (~finite).nonzero().flatten().tolist()
