@@ -17,6 +17,8 @@ work is left to `algebra`.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,6 +34,42 @@ from dml.gpw.tiles import Memory, Named, Negatives, parts_of
 LEAST = {torch.float32: -84.0, torch.float64: -700.0}
 LARGEST = {torch.float32: 70.0, torch.float64: 600.0}
 LARGEST_H = {torch.float32: 45.0, torch.float64: 300.0}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """E = e^{beta z - h} of the selected, and next to nothing, e^LEAST, of the others."""
+
+    beta: float
+    largest_z: float
+    dtype: torch.dtype
+
+    @cached_property
+    def h(self) -> float:
+        return max(0.0, self.beta * self.largest_z - LARGEST[self.dtype])
+
+    @property
+    def possible(self) -> bool:
+        return self.h <= LARGEST_H[self.dtype]
+
+    def __call__(self, S: Tensor, bound: Tensor, out: Tensor) -> Tensor:
+        far_down = (LEAST[self.dtype] + self.h) / self.beta
+        z = torch.threshold_(torch.sub(S, bound, out=out), 0, far_down)
+        return torch.add(S.new_full((), -self.h), z, alpha=self.beta, out=out).exp_()
+
+    def of_selected(self, sum_E: Tensor) -> Tensor:
+        """In place: what one selected pair adds is more than all others together."""
+        return torch.threshold_(sum_E, math.exp(-self.h) / 2, 0)
+
+    @property
+    def next_to_nothing(self) -> float:
+        """More than the weight f E of a pair that is not selected."""
+        return 2 * math.exp(LEAST[self.dtype] + self.h)
+
+
+def factor(c: Tensor | float, lse: Tensor) -> Tensor:
+    """f = e^c / (1 + e^lse); 0 where nothing is selected."""
+    return torch.where(lse > -torch.inf, torch.exp(c - softplus(lse)), 0)
 
 
 def negatives_of(loss: PairLoss, batch: GlobalBatch, memory: Memory) -> Negatives:
@@ -51,24 +89,21 @@ class FusedNegatives(Negatives):
     ) -> None:
         super().__init__(loss, batch.groups)
         self.ms, self.mining, self.largest = ms, mining, batch.largest
-        self.memory, self.least = memory, LEAST[batch.X.dtype]
-        self.h, self.minus_h = 0.0, batch.X.new_zeros(())
+        self.memory = memory
+        self.terms = Terms(ms.beta, 0.0, batch.X.dtype)
 
     def known(self, t: Statistics) -> Statistics:
         """The bound of z; what the sums are relative to; and, once lse_neg is known, f. In float64,
         as their exponents are large beside their differences."""
         bound = self.mining.threshold(t)
-        z = self.largest - float(bound.min())
-        self.h = max(0.0, self.ms.beta * z - LARGEST[bound.dtype])
-        if self.h > LARGEST_H[bound.dtype]:
+        largest_z = self.largest - float(bound.min())
+        self.terms = Terms(self.ms.beta, largest_z, bound.dtype)
+        if not self.terms.possible:
             return super().known(t)
-        self.minus_h = bound.new_full((), -self.h)
-        relative_to = self.ms.beta * bound.double() + self.h
+        relative_to = self.ms.beta * bound.double() + self.terms.h
         if "lse_neg" not in t:
             return {"bound": bound, "relative_to": relative_to}
-        f = relative_to - self.ms.beta * self.ms.lam - softplus(t["lse_neg"].double())
-        nothing_selected = t["lse_neg"] == -torch.inf
-        f = f.masked_fill_(nothing_selected, -torch.inf).exp_()
+        f = factor(relative_to - self.ms.beta * self.ms.lam, t["lse_neg"].double())
         return {"bound": bound, "f": f.to(bound.dtype)}
 
     def states(
@@ -81,12 +116,11 @@ class FusedNegatives(Negatives):
         for some in parts_of(S if by_rows else S.T):
             part, bound = (S[some], t["bound"][some]) if by_rows else (S[:, some], t["bound"])
             largest.append(part.amax(1))
-            total.append(self.terms(part, bound, "E").sum(1))
+            total.append(self.terms(part, bound, out=self.like(part, "E")).sum(1))
         top = torch.cat(largest) if by_rows else torch.stack(largest).amax(0)
         sum_E = torch.cat(total) if by_rows else torch.stack(total).sum(0)
-        # what one selected pair adds is more than all others together
-        torch.threshold_(sum_E, math.exp(-self.h) / 2, 0)
-        return {"max_negative": (top,), "lse_neg": (t["relative_to"][:, 0], sum_E)}
+        of_selected = self.terms.of_selected(sum_E)
+        return {"max_negative": (top,), "lse_neg": (t["relative_to"][:, 0], of_selected)}
 
     def weigh_both(
         self, S: Tensor, keep: Tensor | None, rows: Statistics, columns: Statistics
@@ -94,17 +128,14 @@ class FusedNegatives(Negatives):
         """An anchor without a positive selects nothing, so there is nothing to mask."""
         if "f" not in rows:
             return super().weigh_both(S, keep, rows, columns)
-        next_to_nothing = 4 * math.exp(self.least + self.h)
         for some in parts_of(S):
             part = S[some]
-            of_rows = self.terms(part, rows["bound"][some], "E").mul_(rows["f"][some])
-            of_columns = self.terms(part, columns["bound"], "E of columns")
-            torch.addcmul(of_rows, of_columns, columns["f"], out=part)
-            torch.threshold_(part, next_to_nothing, 0)
+            E = self.terms(part, rows["bound"][some], out=self.like(part, "E"))
+            E_columns = self.terms(part, columns["bound"], out=self.like(part, "E of columns"))
+            torch.addcmul(E.mul_(rows["f"][some]), E_columns, columns["f"], out=part)
+            torch.threshold_(part, 2 * self.terms.next_to_nothing, 0)
 
-    def terms(self, S: Tensor, bound: Tensor, name: str) -> Tensor:
-        """E, laid out as S is, by rows or by columns."""
+    def like(self, S: Tensor, name: str) -> Tensor:
+        """Memory laid out as S is, by rows or by columns."""
         by_rows = S.stride(1) == 1
-        E = self.memory(name, S.shape, S) if by_rows else self.memory(name, S.T.shape, S).T
-        z = torch.threshold_(torch.sub(S, bound, out=E), 0, (self.least + self.h) / self.ms.beta)
-        return torch.add(self.minus_h, z, alpha=self.ms.beta, out=E).exp_()
+        return self.memory(name, S.shape, S) if by_rows else self.memory(name, S.T.shape, S).T

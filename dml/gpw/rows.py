@@ -40,8 +40,9 @@ class RowSweeps:
         self.loss, self.batch, self.tile = loss, batch, tile
         b, m, X = len(batch.own_rows), batch.groups.m, batch.X
         self.keeps = b * m * X.element_size() <= KEPT_SIMILARITIES
-        self.rows = rows_at_a_time(b, m, tile, X.element_size())
-        self.S = memory("S", (b if self.keeps else self.rows, m), X)
+        rows = rows_at_a_time(b, m, tile, X.element_size())
+        self.spans = spans(b, rows)
+        self.S = memory("S", (b if self.keeps else rows, m), X)
         self.kept: list[Block] = []
         self.negatives = negatives_of(loss, batch, memory)
 
@@ -51,7 +52,7 @@ class RowSweeps:
             yield from self.kept
             return
         X, own = self.batch.X, self.batch.own_rows
-        for span in spans(len(own), self.rows):
+        for span in self.spans:
             rows = own[span]
             S = self.S[span] if self.keeps else self.S[: len(rows)]
             block = Block(torch.mm(X[rows], X.T, out=S), rows, self.batch.groups)
@@ -70,7 +71,7 @@ class RowSweeps:
         """Overwrites S."""
         loss, X = self.loss, self.batch.X
         known = self.negatives.known(t)
-        for block, span in zip(self.blocks(), spans(len(out), self.rows), strict=True):
+        for block, span in zip(self.blocks(), self.spans, strict=True):
             S_pos, classes = block.S_pos, block.classes
             own = of_rows(loss, part(loss, t, block.rows), Side.POSITIVE)
             w = loss.positive_weight(S_pos, own)

@@ -15,15 +15,13 @@ gives what `algebra` and `losses` give; `fused` tells of h and of what is next t
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from dml.gpw.algebra import Statistics
 from dml.gpw.batch import GlobalBatch
-from dml.gpw.fused import LARGEST, LARGEST_H, LEAST
-from dml.gpw.losses import MultiSimilarity, softplus
+from dml.gpw.fused import LARGEST, Terms, factor
+from dml.gpw.losses import MultiSimilarity
 from dml.gpw.pair_loss import Mining, PairLoss
 from dml.gpw.symmetric import Layout, mirrored_product
 from dml.gpw.tiles import Memory
@@ -39,11 +37,9 @@ class WholeSweeps:
         layout = Layout.of(batch.groups, tile)
         if not isinstance(ms, MultiSimilarity) or mining is None or len(layout.spans) > 1:
             return None
-        exponents = (
-            ms.beta * (2 * batch.largest + mining.eps) - LARGEST_H[dtype],
-            ms.alpha * (batch.largest + abs(ms.lam)),
-        )
-        if max(exponents) > LARGEST[dtype]:
+        largest_z = 2 * batch.largest + mining.eps
+        largest_exponent = ms.alpha * (batch.largest + abs(ms.lam))  # of positives
+        if not Terms(ms.beta, largest_z, dtype).possible or largest_exponent > LARGEST[dtype]:
             return None
         return WholeSweeps(ms, mining, batch, layout, memory)
 
@@ -66,19 +62,15 @@ class WholeSweeps:
         S.scatter_(1, self.slots, -torch.inf)
         t = {"min_positive": S_pos.amin(1), "max_negative": S.amax(1)}
 
-        bound, least = mining.threshold(t), LEAST[X.dtype]
-        largest_z = self.batch.largest - float(bound.min())
-        h = max(0.0, ms.beta * largest_z - LARGEST[X.dtype])
-        z = torch.threshold_(S.sub_(bound[:, None]), 0, (least + h) / ms.beta)
-        self.E_neg = torch.add(X.new_full((), -h), z, alpha=ms.beta, out=S).exp_()
-        self.next_to_nothing = 2 * math.exp(least + h)
+        bound = mining.threshold(t)
+        self.terms = terms = Terms(ms.beta, self.batch.largest - float(bound.min()), X.dtype)
+        self.E_neg = terms(S, bound[:, None], out=S)
 
         selected = mining.select_positive(S_pos, {"max_negative": t["max_negative"][:, None]})
         self.E_pos = S_pos.mul_(-ms.alpha).exp_().mul_(selected)
 
-        # what one selected pair adds is more than all others together
-        sum_neg = torch.threshold_(self.E_neg.sum(1), math.exp(-h) / 2, 0)
-        self.c_neg = ms.beta * (bound.double() - ms.lam) + h
+        sum_neg = terms.of_selected(self.E_neg.sum(1))
+        self.c_neg = ms.beta * (bound.double() - ms.lam) + terms.h
         self.lse_neg = torch.where(sum_neg > 0, self.c_neg + sum_neg.log(), -torch.inf)
         self.lse_pos = ms.alpha * ms.lam + self.E_pos.sum(1).log()
         return {
@@ -90,10 +82,9 @@ class WholeSweeps:
 
     def gradient(self, t: Statistics, scale: float, out: Tensor) -> None:
         """Alone, the statistics are those of before."""
-        f_neg = torch.exp(self.c_neg - softplus(self.lse_neg))
-        f_neg = torch.where(self.lse_neg > -torch.inf, f_neg, 0).to(out.dtype)
-        f_pos = torch.exp(self.ms.alpha * self.ms.lam - softplus(self.lse_pos))
-        w_neg = torch.threshold_(self.E_neg.mul_(f_neg[:, None]), self.next_to_nothing, 0)
+        f_neg = factor(self.c_neg, self.lse_neg).to(out.dtype)
+        f_pos = factor(self.ms.alpha * self.ms.lam, self.lse_pos)
+        w_neg = torch.threshold_(self.E_neg.mul_(f_neg[:, None]), self.terms.next_to_nothing, 0)
         G = w_neg.scatter_add_(1, self.slots, self.E_pos.mul_(-f_pos[:, None]))
         both = torch.add(G, G.T, out=self.memory("G + G^T", G.shape, G))
         out.addmm_(both, self.batch.X, beta=0, alpha=scale)
