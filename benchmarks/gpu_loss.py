@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from dml.distributed.precision import full_precision
 from dml.gpw import GlobalPairLoss, make_loss
-from dml.precision import full_precision
 
 LIMIT = "two products"
 KINDS = "streaming", "triton"

@@ -28,8 +28,10 @@ from measure import Row, compared, finish, interleaved, number, parser, timed
 from numpy.typing import NDArray
 from PIL import Image
 
-from dml.data import NUMBERS, Batches, Input, TrainBatches, loader, random_box
-from dml.deck import mix, uniforms
+from dml.data.batches import Batches, TrainBatches
+from dml.data.deck import mix, uniforms
+from dml.data.loader import loader
+from dml.data.preprocessing import NUMBERS, Input, random_box
 from shards.index import ImageReader, load_index
 
 GOALS_OF = "cars196"

@@ -57,7 +57,7 @@ def as_in_training() -> None:
     """Two threads, and freed memory is kept, for ours and for what it is compared with."""
     import torch
 
-    from dml.heap import keep_freed_memory
+    from dml.distributed.malloc import keep_freed_memory
 
     keep_freed_memory()
     torch.set_num_threads(2)

@@ -57,9 +57,9 @@ def work(m: int, d: int, repeats: int, by_rows: bool, lock: IO[str]) -> None:
     from torch.nn.functional import normalize
 
     from dml.gpw import GlobalPairLoss, make_loss
-    from dml.gpw.rows import RowSweeps
-    from dml.gpw.symmetric import SymmetricSweeps
-    from dml.gpw.whole import WholeSweeps
+    from dml.gpw.engine.rows import RowSweeps
+    from dml.gpw.engine.symmetric import SymmetricSweeps
+    from dml.gpw.engine.whole import WholeSweeps
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

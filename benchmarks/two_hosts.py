@@ -59,8 +59,8 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
     from torch import Tensor
 
     from dml.gpw import GlobalPairLoss, make_loss
-    from dml.gpw.batch import Groups
-    from dml.gpw.tiles import Block, Negatives, block_statistics
+    from dml.gpw.engine.tiles import Block, Negatives, block_statistics
+    from dml.gpw.grouping import Groups
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)

@@ -1,87 +1,11 @@
-"""What exists by name: losses with their hyper-parameters, datasets, backbones.
+"""What exists by name: losses with their hyper-parameters, datasets, backbones."""
 
-Also the vocabulary in which a value is judged (`Rule`, `fit`) and found wrong (`Problem`), because
-the config reports all problems together while `make_loss` raises on the same ones.
-"""
-
-import difflib
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any
+
+from dml.rules import ANY, POSITIVE, Problem, at_least, did_you_mean, fit
 
 Parameter = float | int | bool
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing wrong with what was given, said in one line."""
-
-    key: str
-    value: object
-    rule: str
-    fix: str
-    source: str | None = None
-
-    def __str__(self) -> str:
-        shown = repr(self.value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        given = "" if self.value is None and self.source is None else f" = {shown}"
-        source = f" ({self.source})" if self.source else ""
-        return f"{self.key}{given}{source}: {self.rule}; {self.fix}"
-
-
-def did_you_mean(word: object, choices: Iterable[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(str(word), list(choices), 1)
-    return f"did you mean {prefix}{close[0]}? " if close else ""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What a value must satisfy beyond its type."""
-
-    text: str
-    holds: Callable[[Any], bool]
-    choices: tuple[str, ...] = ()
-
-
-def at_least(bound: int) -> Rule:
-    return Rule(f"at least {bound}", lambda value: bool(value >= bound))
-
-
-def one_of(choices: Iterable[str]) -> Rule:
-    names = tuple(choices)
-    return Rule(f"one of {', '.join(names)}", lambda value: value in names, names)
-
-
-ANY = Rule("", lambda value: True)
-POSITIVE = Rule("above 0", lambda value: bool(value > 0))
-
-_KINDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a finite number",
-    str: "text",
-    tuple: "a list of whole numbers",
-}
-
-
-def fit(value: object, kind: type, rule: Rule = ANY) -> Any:
-    """The value as `kind`; ValueError says what it must be. true is not 1 and "10" is not 10."""
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        value = int(value)  # numpy's too
-    elif isinstance(value, float):
-        value = float(value)
-    if kind is float and type(value) is int and abs(value) < 2**53:  # beyond, floats skip integers
-        value = float(value)
-    if kind is tuple and isinstance(value, list) and all(type(item) is int for item in value):
-        value = tuple(value)
-    finite = not isinstance(value, float) or math.isfinite(value)
-    if type(value) is not kind or not finite or not rule.holds(value):
-        raise ValueError(", ".join(filter(None, [f"must be {_KINDS[kind]}", rule.text])))
-    return value
-
 
 # alpha, beta, lam, eps are the paper's (Section 5, "by following" the histogram paper). The paper
 # gives no lam for contrastive, triplet and lifted_structure and no number of bins: our choices.

@@ -17,7 +17,6 @@ result does not depend on --workers. Exit codes: 0 done, 2 a mistake in what was
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -67,10 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     # after parsing: --help needs no torch
-    from dml.embedded import EmbeddedError
-    from dml.models import ModelError
-    from dml.precision import NotFiniteError
-    from dml.runs import RunError
+    from dml.errors import EmbeddedError, ModelError, NotFiniteError, RunError
     from shards.item import ShardError
 
     try:
@@ -90,9 +86,10 @@ def embed_images(args: argparse.Namespace) -> str:
 
     from tqdm import tqdm
 
-    from dml.embedded import Embedded, Info, refuse_occupied, write
-    from dml.images import Rows, find_images
-    from dml.trained import embed, load_trained, model_sha256
+    from dml.data.sources import Rows, find_images
+    from dml.inference.embedded import Embedded, Info, refuse_occupied, write
+    from dml.inference.trained import embed, load_trained, model_sha256
+    from shards.cores import available_cores
     from shards.item import ShardError
 
     def unreadable(path: Path, reason: str) -> None:
@@ -106,7 +103,7 @@ def embed_images(args: argparse.Namespace) -> str:
     refuse_occupied(args.out, args.overwrite)
     model, sha256 = load_trained(args.run), model_sha256(args.run)
     source, entries = find_images(args.images, args.split)
-    workers = min(8, cores()) if args.workers is None else args.workers
+    workers = min(8, available_cores()) if args.workers is None else args.workers
     started = time.monotonic()
     X, readable = embed(
         model,
@@ -136,14 +133,6 @@ def embed_images(args: argparse.Namespace) -> str:
     rate = f"{seconds:.1f} s, {len(entries) / seconds:,.0f} images/s"
     left_out = f"; left out {info.unreadable:,} that cannot be read" if info.unreadable else ""
     return f"{args.out}: {len(kept):,} images of {classes:,} classes in {rate}{left_out}"
-
-
-def cores() -> int:
-    """Those this process may use: a Slurm job has fewer than its machine."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
 
 
 if __name__ == "__main__":

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
 from PIL import Image
 from torch import Tensor, nn
 
-from dml.collectives import Wire
-from dml.data import EvalBatches, Input, Rows, attempts, loader, opened, own_share
-from dml.deck import mix, shuffled
-from dml.picture import Found, retrieval_picture
-from dml.precision import NotFiniteError
+from dml.config import Eval
+from dml.data.batches import EvalBatches, Rows, own_share
+from dml.data.deck import mix, shuffled
+from dml.data.loader import attempts, loader
+from dml.data.preprocessing import Input, opened
+from dml.distributed.collectives import Wire
+from dml.errors import NotFiniteError
+from dml.inference.picture import Found, retrieval_picture
 from dml.recall import Retrieval, retrieval
 from shards.index import ImageReader, Index
 from shards.item import ShardError
@@ -160,3 +163,14 @@ def gather_shares(mine: Tensor, n: int) -> Tensor:
     padded[: len(mine)] = mine
     (everyone,) = wire.gather(padded)
     return torch.cat([rows[:share] for rows, share in zip(everyone, shares, strict=True)])
+
+
+def evaluation_due(eval: Eval, step: int, steps: int) -> Literal["validation", "test"] | None:
+    """Which classes to look at after `step` updates of a run of `steps`. The test classes are looked
+    at in the end, whatever this says."""
+    if step == 0:
+        return "test" if eval.untrained else None
+    on_the_way = eval.every_steps is not None and step % eval.every_steps == 0
+    if eval.validation_classes:
+        return "validation" if on_the_way or step == steps else None
+    return "test" if on_the_way and step < steps else None

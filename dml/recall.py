@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dml.precision import at_least_float32, full_precision
+from dml.distributed.precision import at_least_float32, full_precision
 
 NO_POSITIVE = torch.iinfo(torch.int64).max
 

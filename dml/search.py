@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-    from dml.images import Entry, Source
-    from dml.trained import Vectors
+    from dml.data.sources import Entry, Source
+    from dml.inference.trained import Vectors
 
     Nearest = tuple[Vectors, NDArray[np.int64]]  # similarities and places, q x k, nearest first
 
@@ -68,10 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     # after parsing: --help needs no torch
-    from dml.embedded import EmbeddedError
-    from dml.models import ModelError
-    from dml.precision import NotFiniteError
-    from dml.runs import RunError
+    from dml.errors import EmbeddedError, ModelError, NotFiniteError, RunError
     from shards.item import ShardError
 
     try:
@@ -99,8 +96,9 @@ class Answer:
 
 
 def search(args: argparse.Namespace) -> None:
-    from dml.embedded import EmbeddedError, read, source_of
-    from dml.trained import embed, load_trained, model_sha256
+    from dml.errors import EmbeddedError
+    from dml.inference.embedded import read, source_of
+    from dml.inference.trained import embed, load_trained, model_sha256
 
     embedded = read(args.embedded)
     if embedded.info.model_sha256 != model_sha256(args.run):
@@ -135,7 +133,7 @@ def search(args: argparse.Namespace) -> None:
 
 
 def find_queries(path: Path) -> tuple[Source, list[Entry]]:
-    from dml.images import Entry, Files, in_folder
+    from dml.data.sources import Entry, Files, in_folder
     from shards.item import ShardError
 
     if path.is_dir():
@@ -178,7 +176,7 @@ def nearest(queries: Vectors, gallery: Vectors, k: int) -> Nearest:
 def nearest_by_torch(queries: Vectors, gallery: Vectors, k: int) -> Nearest:
     import torch
 
-    from dml.precision import full_precision
+    from dml.distributed.precision import full_precision
 
     G = torch.from_numpy(gallery)
     with full_precision(G.device):
@@ -209,9 +207,9 @@ def as_text(answer: Answer) -> str:
 
 
 def draw(answers: Sequence[Answer], pictures: Source, path: Path) -> None:
-    from dml.embedded import EmbeddedError
-    from dml.images import Files
-    from dml.picture import Found, retrieval_picture
+    from dml.data.sources import Files
+    from dml.errors import EmbeddedError
+    from dml.inference.picture import Found, retrieval_picture
 
     rows = []
     for answer in answers[:ROWS]:
@@ -239,8 +237,8 @@ def same(a: str | None, b: str | None) -> bool | None:
 
 def shown(source: Source, name: str) -> Image.Image:
     """The whole image; it was readable when it was embedded."""
-    from dml.data import opened
-    from dml.embedded import EmbeddedError
+    from dml.data.preprocessing import opened
+    from dml.errors import EmbeddedError
     from shards.item import ShardError
 
     try:

@@ -26,8 +26,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dml.journal import Clock
-from dml.precision import NotFiniteError
+from dml.errors import NotFiniteError
+from dml.run_folder.clock import Clock
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 

@@ -17,13 +17,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dml.config import Config, ConfigError, add_arguments, load, to_dict
+from dml.config import Config, add_arguments, load, to_dict
+from dml.errors import ConfigError
 from dml.plan import built_sizes, plan
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from dml.interrupt import Interrupt
+    from dml.distributed.signals import Interrupt
 
 FINISHED, MISTAKE, DIVERGED, INTERRUPTED = 0, 2, 3, 75  # 75: EX_TEMPFAIL of sysexits.h, try again
 HISTOGRAMS = 10  # one every so many lines of metrics
@@ -60,12 +61,9 @@ def train(config: Config | None, problem: ValueError | None = None) -> int:
 
     problem: what is wrong with the config, perhaps on this process's machine alone.
     """
-    from dml.checkpoint import CheckpointError
-    from dml.interrupt import Interrupt, Interrupted
-    from dml.models import ModelError
-    from dml.precision import NotFiniteError
-    from dml.processes import LaunchError, leave_group, make_accelerator, together
-    from dml.runs import RunError
+    from dml.distributed.processes import leave_group, make_accelerator, together
+    from dml.distributed.signals import Interrupt, Interrupted
+    from dml.errors import CheckpointError, LaunchError, ModelError, NotFiniteError, RunError
     from shards.item import ShardError
 
     mistakes = (ConfigError, ShardError, ModelError, RunError, CheckpointError, LaunchError)
@@ -99,23 +97,25 @@ def run(
     import torch
     from tqdm import tqdm
 
-    from dml.collectives import Wire
-    from dml.data import Batches, TrainBatches, attempts, held_out, loader
-    from dml.deck import mix
-    from dml.engine_state import read_weights, write_slots, write_weights
-    from dml.evaluate import Evaluation, Evaluator, Subset, of_test_split
+    from dml.data.batches import Batches, TrainBatches, held_out
+    from dml.data.deck import mix
+    from dml.data.loader import attempts, loader
+    from dml.distributed.collectives import Wire
+    from dml.distributed.full_state import read_weights, write_slots, write_weights
+    from dml.distributed.processes import from_first, settle_buckets, together
+    from dml.distributed.signals import CONTINUE, FAIL, LEAVE, SAVE, Interrupted
+    from dml.errors import LaunchError, NotFiniteError, RunError
+    from dml.evaluate import Evaluation, Evaluator, Subset, evaluation_due, of_test_split
     from dml.gpw import GlobalPairLoss, make_loss
-    from dml.gpw.pairs import pair_report
-    from dml.gpw.streaming import triton_problem
-    from dml.interrupt import CONTINUE, FAIL, LEAVE, SAVE, Interrupted
-    from dml.journal import Clock, Journal
+    from dml.gpw.global_loss import triton_problem
+    from dml.gpw.monitor import pair_report
     from dml.models import make_model
-    from dml.optimizer import make_optimizer, set_learning_rate
-    from dml.precision import NotFiniteError
-    from dml.processes import LaunchError, from_first, settle_buckets, together
-    from dml.progress import MODEL, OPTIMIZER, Keeper, Progress, last_checkpoint
-    from dml.runs import RunError, hold, is_finished, open_folder, write_plan, write_result
-    from dml.schedule import evaluation_due, learning_rate
+    from dml.optim import learning_rate, make_optimizer, set_learning_rate
+    from dml.run_folder.clock import Clock
+    from dml.run_folder.folder import hold, is_finished, open_folder, write_plan
+    from dml.run_folder.journal import Journal
+    from dml.run_folder.result import write_result
+    from dml.run_folder.saver import MODEL, OPTIMIZER, Keeper, Progress, last_checkpoint
     from dml.step import update
     from shards.index import load_index
     from shards.item import ShardError

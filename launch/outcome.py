@@ -9,15 +9,13 @@ runs/SWEEP/NAME/failed.json      reason, code, log; until the run starts again
 runs/SWEEP/NAME/restarts.json    how often it was continued without getting any further; a note
 """
 
-import json
-import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any
 
+from dml.run_folder.files import read_json, write_json
 from dml.train import DIVERGED, FINISHED, INTERRUPTED, MISTAKE
 
 FAILED, RESTARTS, RESULT = "failed.json", "restarts.json", "result.json"
@@ -138,21 +136,3 @@ def last_step(folder: Path) -> int:
     """Of the last checkpoint."""
     names = [path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*")]
     return max((int(name) for name in names if name.isdigit()), default=0)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    return content
-
-
-def write_json(path: Path, content: Mapping[str, object]) -> None:
-    """Whole or not at all."""
-    aside = path.with_name(f".{path.name}.writing")
-    with aside.open("w") as file:
-        json.dump(content, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)

@@ -3,22 +3,24 @@ seed. No torch: a report can be made on a login node."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from dml.config import ConfigError, load, to_dict
+from dml.config import EXECUTION, flatten, load
+from dml.errors import ConfigError
+from dml.run_folder.files import read_lines
 
 FINISHED, FAILED, UNFINISHED, ABSENT = "finished", "failed", "unfinished", "never started"
 
-# How a run is carried out and looked at; what is learned does not depend on it. batch.size stands for
-# batch.classes. Where classes are held out, eval.every_steps counts: it decides what is chosen from.
-IGNORED = {
-    *("run.name", "run.dir", "run.seed", "run.log_steps", "save.every_minutes", "batch.classes"),
-    *("data.workers", "data.prefetch", "engine.tile", "engine.micro_batch"),
+# What a report ignores: how a run is carried out, its name and seed, and how often it is looked at.
+# batch.size stands for batch.classes. With held-out classes eval.every_steps counts: it decides which
+# steps there are to choose from.
+IGNORED = EXECUTION | {
+    *("run.name", "run.seed", "run.log_steps", "batch.classes"),
     *("eval.ks", "eval.every_steps", "eval.untrained"),
 }
 
@@ -212,11 +214,11 @@ def read_run(folder: Path, root: Path) -> Run:
     except ConfigError as error:
         note = failed.get("reason") or f"config.yaml: {error.problems[0]}"
         return Run(study, name, FAILED, {}, {}, note=note, log=log)
-    settings = {f"{s}.{k}": v for s, values in to_dict(config).items() for k, v in values.items()}
+    settings = flatten(config)
     size = config.batch.classes * config.batch.per_class
     settings = {"batch.size": size, **settings}
-    lines = list(_lines(folder / "metrics.jsonl"))
-    timing = _lines(folder / "timing.jsonl")
+    lines = _with_step(folder / "metrics.jsonl")
+    timing = _with_step(folder / "timing.jsonl")
     speeds = [line["images_per_second"] for line in timing if "images_per_second" in line]
     seen = tuple(
         Seen(line["split"], line["step"], line["step"] * size, line["recall@1"])
@@ -255,13 +257,5 @@ def _object(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    for line in path.read_bytes().splitlines():
-        try:
-            content = json.loads(line)
-        except ValueError:  # a run that was killed may leave half a line
-            continue
-        if isinstance(content, dict) and "step" in content:
-            yield content
+def _with_step(path: Path) -> list[dict[str, Any]]:
+    return [line for line in read_lines(path) if "step" in line]

@@ -1,20 +1,20 @@
 """Where the runs of a sweep stand: read from their folders, and from Slurm's queue."""
 
-import fcntl
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from dml.config import Config, ConfigError, load
+from dml.config import Config, load
+from dml.errors import ConfigError
 from dml.plan import Plan
+from dml.run_folder.files import read_json, read_lines, try_lock
+from dml.run_folder.folder import differences
 from launch.job import job_of
-from launch.outcome import FAILED, RESTARTS, RESULT, last_step, read_json
-from launch.submission import LOGS, Queued, lock
+from launch.outcome import FAILED, RESTARTS, RESULT, last_step
+from launch.submission import LOGS, Queued
 from launch.sweep import SweepError, SweepRun
 
 AT_WORK = ".local"  # locked while a run is worked on here; the training has a lock of its own
@@ -47,7 +47,7 @@ def standing(
 ) -> Standing:
     """queue: None if it cannot be asked. jobs: run -> its last job."""
     folder, job = Path(job_of(run).folder), queue.get(run.name) if queue else None
-    changed = differences(folder / "config.yaml", run.config)
+    changed = changes(folder / "config.yaml", run.config)
     if changed:
         return Standing(run.name, OTHER, plan, note="; ".join(changed))
     result, failed = read_json(folder / RESULT), read_json(folder / FAILED)
@@ -74,16 +74,12 @@ def standing(
     return Standing(run.name, NEW, plan)
 
 
-def differences(path: Path, config: Config) -> list[str]:
+def changes(path: Path, config: Config) -> list[str]:
     """Between a run's config.yaml, if there is one, and the config it should be of."""
     try:
         before = load(path) if path.exists() else config
     except ConfigError as error:
         return [f"{path} is not a config of this version ({error.problems[0]})"]
-    if before == config:
-        return []
-    from dml.runs import differences  # torch: only where there is something to compare
-
     return differences(before, config)
 
 
@@ -117,21 +113,6 @@ def progress(folder: Path, plan: Plan | None) -> tuple[int, float | None, timede
     return step, scores[-1] if scores else None, eta
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Without what is damaged, or is being written."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in text.splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return [line for line in found if isinstance(line, dict)]
-
-
 # ---- runs on this machine -------------------------------------------------------------------------
 
 
@@ -140,7 +121,7 @@ def work_on(folder: Path) -> Iterator[int]:
     """Holds the run; the lock goes to the processes too, and lasts until the last one has ended."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / AT_WORK).open("w") as file:
-        if not lock(file, fcntl.LOCK_EX):
+        if not try_lock(file):
             raise SweepError(["another launcher is at work on it; wait for it"], folder)
         yield file.fileno()
 
@@ -148,7 +129,7 @@ def work_on(folder: Path) -> Iterator[int]:
 def at_work(folder: Path) -> bool:
     try:
         with (folder / AT_WORK).open() as file:
-            return not lock(file, fcntl.LOCK_SH)
+            return not try_lock(file, shared=True)
     except FileNotFoundError:
         return False
 

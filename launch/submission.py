@@ -7,8 +7,6 @@ A submission is noted before sbatch is called, and its jobs are found by their u
 that dies in between leaves no job that nobody knows. No database (sacct) is asked.
 """
 
-import errno
-import fcntl
 import secrets
 import shlex
 import shutil
@@ -18,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from dml.run_folder.files import read_json, try_lock, write_json
 from launch.job import job_of
-from launch.outcome import read_json, write_json
 from launch.sweep import Resources, SweepError, SweepRun
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -146,21 +144,9 @@ def locked(folder: Path) -> Iterator[None]:
         text = f"{folder} cannot be written: {error.strerror}; set run.dir to a folder that can"
         raise SlurmError(text) from None
     with file:
-        if not lock(file, fcntl.LOCK_EX):
+        if not try_lock(file):
             raise SweepError(["another launcher is at work on it; wait for it"], folder)
         yield
-
-
-def lock(file: IO[str], how: int) -> bool:
-    """Whether it was free. Some cluster file systems have no locks: there it always is."""
-    try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-            raise
-    return True
 
 
 def submit(sweep: str, runs: Sequence[SweepRun]) -> list[str]:

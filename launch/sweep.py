@@ -27,9 +27,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from dml.catalogue import Problem, Rule, at_least, did_you_mean, fit
-from dml.config import NOT_EMPTY, Config, ConfigError, Loss, load, parse
+from dml.config import Config, Loss, load, parse
+from dml.errors import ConfigError
 from dml.plan import Plan, built_sizes, plan
+from dml.rules import NOT_EMPTY, Problem, Rule, at_least, did_you_mean, fit
 
 LABEL = re.compile(r"\w[\w.+-]*")
 TEXT = re.compile(r"(?!(?:true|false|null)$)[A-Za-z_/.][\w/.+-]*", re.IGNORECASE)

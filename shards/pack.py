@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
@@ -16,24 +15,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from shards.files import sync_folder, try_lock, write_synced
 from shards.images import Picture
 from shards.index import FORMAT, ROW, SHARD_NAME, VERSION
 from shards.item import Item, ShardError
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _is_ours(name: str) -> bool:
@@ -55,12 +40,8 @@ def appearing(out: Path) -> Iterator[Path]:
     folder = os.open(partial, os.O_RDONLY)
     try:
         # The lock ends with its process, so what a killed build left is told from a running one.
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ShardError(f"{partial} is being written by another build") from None
-        except OSError:
-            pass  # a file system without locks
+        if not try_lock(folder):
+            raise ShardError(f"{partial} is being written by another build")
         _refuse_existing(out)  # another build may have finished before we had the lock
         foreign = sorted(name for name in os.listdir(partial) if not _is_ours(name))
         if foreign:
@@ -69,12 +50,12 @@ def appearing(out: Path) -> Iterator[Path]:
             (partial / name).unlink()
         try:
             yield partial
-            _sync_folder(partial)
+            sync_folder(partial)
             partial.rename(out)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        _sync_folder(out.parent)
+        sync_folder(out.parent)
     finally:
         os.close(folder)
 
@@ -157,7 +138,7 @@ class Packer:
         self._finish_shard()
         index = io.BytesIO()
         np.save(index, np.array(self._rows, ROW), allow_pickle=False)
-        _write(self.folder / "index.npy", index.getvalue())
+        write_synced(self.folder / "index.npy", index.getvalue())
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -172,5 +153,5 @@ class Packer:
             "skipped": list(skipped),
             "classes": list(self.labels),
         }
-        _write(self.folder / "manifest.json", _json(manifest, indent=1))
+        write_synced(self.folder / "manifest.json", _json(manifest, indent=1))
         return manifest

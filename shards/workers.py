@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from typing import TypeVar
 
+from shards.cores import available_cores
 from shards.item import ShardError
 
 Task = TypeVar("Task")
@@ -23,7 +24,7 @@ AHEAD = 3  # chunks a worker; what is done but not yet asked for waits in memory
 
 
 def default_workers() -> int:
-    return min(8, os.cpu_count() or 1)
+    return min(8, available_cores())
 
 
 def _end_with_parent() -> None:

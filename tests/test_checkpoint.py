@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dml import checkpoint
-from dml.checkpoint import CheckpointError, read_last, write, write_step
-from dml.precision import NotFiniteError
+from dml.errors import CheckpointError, NotFiniteError
+from dml.run_folder import checkpoint
+from dml.run_folder.checkpoint import read_last, write, write_step
 
 
 def tensors(step):

@@ -7,8 +7,8 @@ import torch
 from fleet import ROOT, run, start
 
 from dml.catalogue import LOSS_PARAMETERS
-from dml.collectives import Wire
 from dml.config import load
+from dml.distributed.collectives import Wire
 from dml.plan import plan
 
 

@@ -13,7 +13,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.config import SECTIONS, Config, ConfigError, Length, load, to_dict, to_yaml
+from dml.config import SECTIONS, Config, Length, load, to_dict, to_yaml
+from dml.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
 

@@ -12,24 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from dml.data import (
+from dml.data.batches import Batches, EvalBatches, TrainBatches, held_out, own_share
+from dml.data.deck import mix, uniforms
+from dml.data.loader import loader
+from dml.data.preprocessing import (
     NUMBERS,
-    Batches,
-    EvalBatches,
     Input,
-    TrainBatches,
     eval_image,
-    held_out,
-    loader,
     normalise,
     opened,
-    own_share,
     plain_jpeg_size,
     random_box,
     resized,
     train_image,
 )
-from dml.deck import mix, uniforms
 from shards.index import ImageReader, load_index
 
 SMALL = Input(size=16, resize=20)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dml.deck import Deck, mix, shuffled
+from dml.data.deck import Deck, mix, shuffled
 
 decks = st.integers(1, 40).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, size)))
 
@@ -30,7 +30,7 @@ def test_hands_are_distinct_and_cards_fair(sizes, key):
 def test_a_deal_needs_no_history(sizes, n):
     """The same alone, in another order, and from a fresh cache."""
     size, hand = sizes
-    from dml import deck as module
+    from dml.data import deck as module
 
     alone = Deck(size, hand, 7).deal(n)[0].tolist()
     module._shuffle.cache_clear()

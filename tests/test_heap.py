@@ -9,7 +9,7 @@ from fleet import ROOT
 PROGRAM = """
 import resource, sys
 import numpy as np
-from dml.heap import keep_freed_memory
+from dml.distributed.malloc import keep_freed_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

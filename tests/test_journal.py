@@ -9,8 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dml.gpw.pairs import Histogram, PairReport
-from dml.journal import METRICS, TIMING, Clock, Journal
+from dml.gpw.monitor import Histogram, PairReport
+from dml.run_folder.clock import Clock
+from dml.run_folder.journal import METRICS, TIMING, Journal
 
 METRIC = {name: 0.5 for name in METRICS}
 TIME = {name: 2.0 for name in TIMING}

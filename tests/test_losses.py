@@ -12,7 +12,7 @@ from pytorch_metric_learning.miners import MultiSimilarityMiner
 
 from dml.catalogue import LOSS_PARAMETERS
 from dml.gpw import LOSSES, GlobalPairLoss, dense_loss, make_loss, pair_weights
-from dml.gpw.dense import loss_of_similarities, weights_of_similarities
+from dml.gpw.reference import loss_of_similarities, weights_of_similarities
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)

@@ -15,8 +15,9 @@ from torch import nn
 
 from dml.catalogue import BACKBONES as NAMES
 from dml.config import Data, Model
-from dml.data import Input
-from dml.models import BACKBONES, Embedder, ModelError, make_model
+from dml.data.preprocessing import Input
+from dml.errors import ModelError
+from dml.models import BACKBONES, Embedder, make_model
 
 SIZE = {"bn_inception": 64, "resnet50": 64, "efficientnet_lite0": 64, "convnet": 32}
 BATCHNORMED = [name for name in NAMES if name != "convnet"]

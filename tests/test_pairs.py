@@ -4,9 +4,9 @@ import pytest
 import torch
 from batches import batch
 
-from dml.collectives import Wire
+from dml.distributed.collectives import Wire
 from dml.gpw import LOSSES, make_loss, pair_weights
-from dml.gpw.pairs import BINS, pair_report
+from dml.gpw.monitor import BINS, pair_report
 
 
 def masks(labels):

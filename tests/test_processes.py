@@ -9,7 +9,7 @@ from fleet import environment, launch
 WHO = """
 import torch
 from network import leave
-from dml.processes import make_accelerator
+from dml.distributed.processes import make_accelerator
 a = make_accelerator()
 print(f"who {a.process_index} of {a.num_processes}, {a.distributed_type.value}, "
       f"{torch.get_num_threads()} threads")

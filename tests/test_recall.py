@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from dml.data import own_share
+from dml.data.batches import own_share
 from dml.recall import NO_POSITIVE, Retrieval, recall_at_k, retrieval
 
 # The SWIG of faiss makes types that Python warns of.

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from dml.config import Eval, Optim
-from dml.schedule import evaluation_due, learning_rate
+from dml.evaluate import evaluation_due
+from dml.optim import learning_rate
 
 
 def test_constant():

@@ -20,13 +20,15 @@ from pictures import encode, put
 from PIL import Image
 from safetensors.torch import load_file
 
-from dml import embed, embedded, search, trained
+from dml import embed, search
 from dml.config import load, to_yaml
+from dml.errors import RunError
 from dml.evaluate import Evaluator, of_test_split
+from dml.inference import embedded, trained
+from dml.inference.picture import CELL, FRAME, GAP, PLAIN, RIGHT, WRONG
+from dml.inference.trained import load_trained
 from dml.models import make_model
-from dml.picture import CELL, FRAME, GAP, PLAIN, RIGHT, WRONG
-from dml.runs import RunError, write_result
-from dml.trained import load_trained
+from dml.run_folder.folder import write_result
 from shards.index import ImageReader, load_index
 
 ICONS = ROOT / "shards" / "bundled" / "icons-mini"

@@ -10,12 +10,12 @@ from batches import IDS, VARIANTS, batch, make, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dml.distributed.precision import full_precision
 from dml.gpw import GlobalPairLoss, dense_loss, make_loss, pair_weights
-from dml.gpw.batch import Groups
-from dml.gpw.dense import loss_of_similarities, weights_of_similarities
-from dml.gpw.symmetric import fits
-from dml.gpw.tiles import spans
-from dml.precision import full_precision
+from dml.gpw.engine.symmetric import fits
+from dml.gpw.engine.tiles import spans
+from dml.gpw.grouping import Groups
+from dml.gpw.reference import loss_of_similarities, weights_of_similarities
 
 MS = make_loss("multi_similarity")
 
@@ -58,7 +58,7 @@ def test_sweeps_by_symmetry_equal_dense(variant, tile):
 @pytest.mark.parametrize("kept", [0, 2**20], ids=["computed twice", "kept"])
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
 def test_sweeps_by_rows_equal_dense(variant, kept, monkeypatch):
-    monkeypatch.setattr("dml.gpw.rows.KEPT_SIMILARITIES", kept)
+    monkeypatch.setattr("dml.gpw.engine.rows.KEPT_SIMILARITIES", kept)
     X, labels = batch(m=30)
     loss = make(variant)
     expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
@@ -129,7 +129,7 @@ def test_a_loss_can_be_pickled_after_use(variant):
 def test_no_gradient_is_computed_where_none_is_wanted(monkeypatch):
     X, labels = batch()
     X.requires_grad_()
-    monkeypatch.setattr("dml.gpw.symmetric.SymmetricSweeps.gradient", None)
+    monkeypatch.setattr("dml.gpw.engine.symmetric.SymmetricSweeps.gradient", None)
     with torch.no_grad():
         assert not GlobalPairLoss(MS)(X, labels).requires_grad
     GlobalPairLoss(MS)(X.detach(), labels)
@@ -471,9 +471,9 @@ def test_tiles_in_small_parts(variant, by_rows, monkeypatch):
     loss = make(variant)
     expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
     if by_rows:
-        monkeypatch.setattr("dml.gpw.streaming.fits", lambda groups, tile: False)
+        monkeypatch.setattr("dml.gpw.global_loss.fits", lambda groups, tile: False)
     for pairs, tile in ((1, 8), (7, 100), (40, 8), (40, 100)):
-        monkeypatch.setattr("dml.gpw.tiles.PAIRS", pairs)
+        monkeypatch.setattr("dml.gpw.engine.tiles.PAIRS", pairs)
         value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=tile), X, labels)
         assert torch.allclose(value, expected, rtol=1e-12)
         assert relative_error(gradient, expected_gradient) < 1e-12

@@ -20,12 +20,12 @@ from fleet import ROOT, WORKERS, environment, free_port, start
 from pictures import make_folder
 from safetensors.torch import load_file, save_file
 
-from dml.checkpoint import read_last
-from dml.data import EvalBatches
-from dml.journal import METRICS, TIMING
+from dml.data.batches import EvalBatches
+from dml.inference.trained import load_trained
 from dml.recall import recall_at_k
+from dml.run_folder.checkpoint import read_last
+from dml.run_folder.journal import METRICS, TIMING
 from dml.train import main
-from dml.trained import load_trained
 from shards.build import main as build
 from shards.index import load_index
 

@@ -12,10 +12,10 @@ from fleet import WORKERS, environment
 from torch.nn.functional import normalize
 
 from dml.gpw import GlobalPairLoss, dense_loss, make_loss
-from dml.gpw.batch import Groups
-from dml.gpw.dense import whole
-from dml.gpw.streaming import triton_problem
-from dml.gpw.tiles import Negatives, block_statistics
+from dml.gpw.engine.tiles import Negatives, block_statistics
+from dml.gpw.global_loss import triton_problem
+from dml.gpw.grouping import Groups
+from dml.gpw.reference import whole
 
 KIB = 1024
 PARAMETERS = {

@@ -7,8 +7,8 @@
 - `table`: Table 1 of the paper, computed
 """
 
-from dml.gpw.dense import dense_loss, pair_weights
+from dml.gpw.global_loss import GlobalPairLoss
 from dml.gpw.losses import LOSSES, make_loss
-from dml.gpw.streaming import GlobalPairLoss
+from dml.gpw.reference import dense_loss, pair_weights
 
 __all__ = ["LOSSES", "GlobalPairLoss", "dense_loss", "make_loss", "pair_weights"]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dml.catalogue import complete_loss
-from dml.gpw.algebra import (
+from dml.gpw.statistics import (
     LEAST,
     Collect,
     Count,
@@ -31,7 +31,7 @@ from dml.gpw.algebra import (
     Sum,
     SumPerPositive,
 )
-from dml.gpw.pair_loss import Mining, PairLoss, Stage, Weighting
+from dml.gpw.weighting import Mining, PairLoss, Stage, Weighting
 
 POSITIVE, NEGATIVE = Side.POSITIVE, Side.NEGATIVE
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from dml.catalogue import LOSS_PARAMETERS
-from dml.gpw.dense import weights_of_similarities
 from dml.gpw.losses import make_loss
-from dml.gpw.pair_loss import PairLoss
+from dml.gpw.reference import weights_of_similarities
+from dml.gpw.weighting import PairLoss
 
 # A whole number of the histogram's steps (Delta = 2/150), so that its interpolation does not show.
 SHIFTS = tuple(steps * 2 / 150 for steps in (-15, -6, 6, 15))

@@ -3,6 +3,15 @@
     model = make_model(config.model, config.data, seed)
 
 The weights are a function of the config and the seed alone, the same in every process.
+
+- `backbone` (Backbone, initialise): what every backbone has in common
+- `bn_inception` (bn_inception): the paper's network
+- `resnet50` (resnet50): ResNet-50
+- `efficientnet_lite` (efficientnet_lite0): EfficientNet-Lite0
+- `convnet` (convnet): a small network for studies on a CPU
+- `timm_backbone` (timm_backbone): any network of timm
+- `embedder` (Embedder): backbone, head and normalisation as one module
+- `weights` (load_weights, packaged): weights from files
 """
 
 from __future__ import annotations
@@ -13,8 +22,9 @@ from dataclasses import replace
 import torch
 
 from dml import config
-from dml.data import Input
-from dml.models.backbone import Backbone, ModelError
+from dml.data.preprocessing import Input
+from dml.errors import ModelError
+from dml.models.backbone import Backbone
 from dml.models.bn_inception import bn_inception
 from dml.models.convnet import convnet
 from dml.models.efficientnet_lite import efficientnet_lite0

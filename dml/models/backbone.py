@@ -4,11 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from dml.data import Input
-
-
-class ModelError(ValueError):
-    """A model that cannot be made: one sentence on what is wrong, where, and what to do."""
+from dml.data.preprocessing import Input
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_max_pool2d, avg_pool2d, max_pool2d, relu
 
-from dml.data import Input
+from dml.data.preprocessing import Input
 from dml.models.backbone import Backbone, initialise
 
 SPEC = Input(mean=(104.0, 117.0, 128.0), std=(1.0, 1.0, 1.0), channels="bgr", top=255.0)

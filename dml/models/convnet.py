@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from dml.data import Input
+from dml.data.preprocessing import Input
 from dml.models.backbone import Backbone, initialise
 
 SPEC = Input(size=32, resize=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))

@@ -13,7 +13,7 @@ import math
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, pad, relu6
 
-from dml.data import Input
+from dml.data.preprocessing import Input
 from dml.models.backbone import Backbone, initialise
 
 SPEC = Input(mean=(127 / 255,) * 3, std=(128 / 255,) * 3)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dml.data import Input, normalise
-from dml.precision import at_least_float32
+from dml.data.preprocessing import Input, normalise
+from dml.distributed.precision import at_least_float32
 
 
 class Embedder(nn.Module):

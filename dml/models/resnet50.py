@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, max_pool2d, relu
 
-from dml.data import Input
+from dml.data.preprocessing import Input
 from dml.models.backbone import Backbone, initialise
 
 FEATURES = 2048

@@ -2,8 +2,9 @@
 
 import torch
 
-from dml.data import Input
-from dml.models.backbone import Backbone, ModelError
+from dml.data.preprocessing import Input
+from dml.errors import ModelError
+from dml.models.backbone import Backbone
 
 
 def timm_backbone(name: str, pretrained: bool) -> Backbone:

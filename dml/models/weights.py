@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dml.models.backbone import Backbone, ModelError
+from dml.errors import ModelError
+from dml.models.backbone import Backbone
 from dml.models.embedder import Embedder
 
 State = Mapping[str, Tensor]

@@ -13,8 +13,8 @@ from network import Network, inputs, leave, mixed_labels, own, splits
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from batches import IDS, VARIANTS, make
 
+from dml.distributed.processes import make_accelerator
 from dml.gpw import GlobalPairLoss
-from dml.processes import make_accelerator
 from dml.step import backward
 
 

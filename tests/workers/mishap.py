@@ -5,8 +5,8 @@ import sys
 import torch
 from network import Network, inputs, leave, mixed_labels, own
 
+from dml.distributed.processes import make_accelerator
 from dml.gpw import GlobalPairLoss, make_loss
-from dml.processes import make_accelerator
 from dml.step import update
 
 

@@ -7,10 +7,10 @@ import os
 import sys
 import time
 
-import dml.checkpoint
+import dml.run_folder.checkpoint
 from dml.train import main
 
-write_step = dml.checkpoint.write_step
+write_step = dml.run_folder.checkpoint.write_step
 
 
 def slowly(*args):
@@ -20,5 +20,5 @@ def slowly(*args):
 
 
 if __name__ == "__main__":
-    dml.checkpoint.write_step = slowly
+    dml.run_folder.checkpoint.write_step = slowly
     os._exit(main(sys.argv[1:]))

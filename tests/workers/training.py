@@ -11,8 +11,8 @@ from network import Network, inputs, leave, own
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from dml.distributed.processes import make_accelerator
 from dml.gpw import GlobalPairLoss, make_loss
-from dml.processes import make_accelerator
 from dml.step import update
 
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")

@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dml.gpw import triton_ms
+from dml.gpw.engine import triton_ms
 
 KERNELS = [
     triton_ms.hardest_positive,

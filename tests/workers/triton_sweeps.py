@@ -9,8 +9,8 @@ import sys
 import torch
 import triton.language as tl
 
-from dml.gpw import triton_ms
-from dml.gpw.batch import GlobalBatch
+from dml.gpw.engine import triton_ms
+from dml.gpw.grouping import GlobalBatch
 
 
 class Turn:

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from network import leave
 
 from dml.catalogue import LOSS_PARAMETERS
+from dml.distributed.processes import make_accelerator
 from dml.gpw import GlobalPairLoss, make_loss
-from dml.processes import make_accelerator
 
 WATCHED = [
     *("all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_object"),

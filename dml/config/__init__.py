@@ -1,0 +1,49 @@
+"""What a run is asked to do: sections in YAML files, read, completed and checked.
+
+- `sections`: the frozen dataclasses, their defaults and rules
+- `loading`: files, `extends` and --set into a Config
+- `yaml12`: the YAML that is read and written
+"""
+
+from dml.config.loading import add_arguments, add_set, flatten, load, to_dict, to_yaml
+from dml.config.sections import (
+    EXECUTION,
+    SECTIONS,
+    Batch,
+    Config,
+    Data,
+    Engine,
+    Eval,
+    Length,
+    Loss,
+    Model,
+    Optim,
+    Run,
+    Save,
+)
+from dml.config.yaml12 import parse
+from dml.errors import ConfigError
+
+__all__ = [
+    "EXECUTION",
+    "SECTIONS",
+    "Batch",
+    "Config",
+    "ConfigError",
+    "Data",
+    "Engine",
+    "Eval",
+    "Length",
+    "Loss",
+    "Model",
+    "Optim",
+    "Run",
+    "Save",
+    "add_arguments",
+    "add_set",
+    "flatten",
+    "load",
+    "parse",
+    "to_dict",
+    "to_yaml",
+]

@@ -1,0 +1,247 @@
+"""From YAML files and --set to a Config; every problem is reported at once.
+
+    defaults  <-  files a file `extends`  <-  the file  <-  the next file  <-  --set
+
+Sections merge key by key, with two exceptions: whoever mentions `length` replaces it whole (it
+holds exactly one of three keys), and another `loss.name` starts the loss afresh (the parameters
+of one loss mean nothing to another).
+"""
+
+import argparse
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from dml.catalogue import DATASETS, complete_loss
+from dml.config.sections import KEYS, SECTIONS, Config, Loss
+from dml.config.yaml12 import dump, parse
+from dml.errors import ConfigError
+from dml.rules import ANY, Problem, Rule, did_you_mean, fit, one_of
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What one file, or all --set together, says: section -> key -> value."""
+
+    source: str
+    sections: Mapping[str, Mapping[str, object]]
+
+
+# section -> key -> (value, where it came from)
+_Merged = dict[str, dict[str, tuple[object, str]]]
+
+
+def _read_file(path: Path, chain: tuple[Path, ...], problems: list[Problem]) -> list[_Layer]:
+    """The layers of a file: those it extends, then its own."""
+    fix = f"a config is a YAML file of sections ({', '.join(SECTIONS)})"
+    try:
+        if path.resolve() in chain:
+            fix = "remove one of these extends"
+            raise ValueError("extends itself, directly or through other files")
+        tree = parse(path.read_text(encoding="utf-8"))
+        if tree is None:
+            raise ValueError("is empty")
+        if not isinstance(tree, dict):
+            raise TypeError("is not a mapping of sections")
+        extends = tree.pop("extends", [])
+        bases = extends if isinstance(extends, list) else [extends]
+        if not all(isinstance(base, str) for base in bases):
+            raise ValueError("extends must be a path or a list of paths")
+    except OSError as error:
+        problems.append(Problem(str(path), None, str(error.strerror), "check the path"))
+        return []
+    except (TypeError, ValueError, RuntimeError) as error:
+        rule = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        problems.append(Problem(str(path), None, rule, fix))
+        return []
+    layers, sections = [], {}
+    for base in bases:
+        # normpath keeps messages short: configs/sop.yaml, not configs/presets/../sop.yaml
+        where = Path(os.path.normpath(path.parent / base))
+        layers += _read_file(where, (*chain, path.resolve()), problems)
+    for name, section in tree.items():
+        if name not in SECTIONS:
+            fix = f"{did_you_mean(name, SECTIONS)}the sections are {', '.join(SECTIONS)}"
+            problems.append(Problem(str(name), section, "unknown section", fix, str(path)))
+        elif isinstance(section, dict):
+            sections[name] = {str(key): value for key, value in section.items()}
+        else:
+            fix = f"write {name}: {{key: value}}, or remove it"
+            problems.append(Problem(name, section, "must be a mapping", fix, str(path)))
+    return [*layers, _Layer(str(path), sections)]
+
+
+def _read_sets(sets: Iterable[str], problems: list[Problem]) -> _Layer:
+    sections: dict[str, dict[str, object]] = {}
+    for text in sets:
+        path, equals, value = text.partition("=")
+        section, _, key = path.partition(".")
+        if not (equals and key):
+            fix = "for example --set batch.classes=16"
+            problems.append(Problem(f"--set {text}", None, "must be section.key=value", fix))
+        elif section not in SECTIONS:
+            fix = f"{did_you_mean(section, SECTIONS)}the sections are {', '.join(SECTIONS)}"
+            problems.append(Problem(path, value, "unknown section", fix, "--set"))
+        else:
+            try:
+                sections.setdefault(section, {})[key] = parse(value)
+            except ValueError as error:
+                problems.append(Problem(path, value, str(error), "quote the value", "--set"))
+    return _Layer("--set", sections)
+
+
+def _overlay(layers: Iterable[_Layer]) -> _Merged:
+    merged: _Merged = {name: {} for name in SECTIONS}
+    for layer in layers:
+        for name, section in layer.sections.items():
+            before, _ = merged["loss"].get("name", (Loss.name, ""))
+            if name == "length" or (name == "loss" and section.get("name", before) != before):
+                merged[name] = {}
+            merged[name] |= {key: (value, layer.source) for key, value in section.items()}
+    return merged
+
+
+def _kind(hint: Any, rule: Rule) -> tuple[type, Rule]:
+    if get_origin(hint) is Literal:
+        return str, one_of(get_args(hint))
+    if get_origin(hint) is tuple:
+        return tuple, rule
+    return next(kind for kind in (*get_args(hint), hint) if kind is not type(None)), rule
+
+
+def _read_section(name: str, given: Mapping[str, object], problems: list[Problem]) -> Any:
+    """The section, or None if it has problems."""
+    section, known = SECTIONS[name], len(problems)
+    hints, settings = get_type_hints(section), {f.name: f for f in fields(section)}
+    for key in (key for key in given if key not in settings):
+        elsewhere = [path for path in KEYS if path.endswith(f".{key}")]
+        close = did_you_mean(key, settings, f"{name}.")
+        close = f"did you mean {elsewhere[0]}? " if len(elsewhere) == 1 else close
+        fix = f"{close}{name} has {', '.join(settings)}"
+        problems.append(Problem(f"{name}.{key}", given[key], "unknown key", fix))
+    values: dict[str, object] = {}
+    for key, f in settings.items():
+        path, example = f"{name}.{key}", f.metadata.get("example")
+        fix = f"for example {path}={example}" if example else f"the default is {f.default}"
+        optional = type(None) in get_args(hints[key])
+        kind, rule = _kind(hints[key], f.metadata.get("rule", ANY))
+        if key not in given:
+            if f.default is MISSING:
+                problems.append(Problem(path, None, "is required", fix))
+        elif given[key] is None and optional:
+            values[key] = None
+        else:
+            try:
+                values[key] = fit(given[key], kind, rule)
+            except ValueError as error:
+                fix = did_you_mean(given[key], rule.choices).strip() or fix
+                text = f"{error}, or null" if optional else str(error)
+                problems.append(Problem(path, given[key], text, fix))
+    return section(**values) if len(problems) == known else None
+
+
+def _read_loss(given: Mapping[str, object], problems: list[Problem]) -> Loss | None:
+    name = given.get("name", Loss.name)
+    rest = {key: value for key, value in given.items() if key != "name"}
+    parameters, wrong = complete_loss(name, rest)
+    problems += [replace(problem, key=f"loss.{problem.key}") for problem in wrong]
+    return None if wrong else Loss(name=str(name), pairs=tuple(parameters.items()))
+
+
+def _contradictions(sections: Mapping[str, Any]) -> Iterator[Problem]:
+    """What no single key shows; a section that already has problems is None."""
+    optim, length, evaluation = (sections[name] for name in ("optim", "length", "eval"))
+    if optim and optim.milestones and optim.schedule != "step":
+        text = f"has no effect with schedule {optim.schedule}"
+        fix = "set optim.schedule=step or optim.milestones=[]"
+        yield Problem("optim.milestones", list(optim.milestones), text, fix)
+    if optim and optim.schedule == "step" and not optim.milestones:
+        fix = "for example optim.milestones=[1200, 2400]"
+        yield Problem("optim.schedule", "step", "needs optim.milestones", fix)
+    if length:
+        given = {key: value for key, value in asdict(length).items() if value is not None}
+        if len(given) != 1:
+            text = "must have exactly one of steps, epochs, images"
+            yield Problem("length", given or None, text, "for example length.steps=3000")
+    if evaluation and evaluation.validation_classes and not evaluation.every_steps:
+        text = "without eval.every_steps there is nothing to choose with the held-out classes"
+        fix = "for example eval.every_steps=500, or eval.validation_classes=0"
+        yield Problem("eval.validation_classes", evaluation.validation_classes, text, fix)
+    if evaluation and evaluation.patience and not evaluation.validation_classes:
+        text = "nothing is held out to tell when training no longer improves"
+        fix = "for example eval.validation_classes=0.1, or eval.patience=null"
+        yield Problem("eval.patience", evaluation.patience, text, fix)
+
+
+def _source(path: str, merged: _Merged) -> str | None:
+    name, _, key = path.partition(".")
+    given = [source for k, (_, source) in merged[name].items() if key in ("", k)]
+    return ", ".join(dict.fromkeys(given)) or None
+
+
+def load(paths: str | Path | Sequence[str | Path], sets: Sequence[str] = ()) -> Config:
+    """The config of files overlaid in order, then --set; ConfigError lists every problem."""
+    paths = [paths] if isinstance(paths, str | Path) else paths
+    where = ", ".join(map(str, paths)) or "the command line"
+    problems: list[Problem] = []
+    layers = [layer for path in paths for layer in _read_file(Path(path), (), problems)]
+    unread = any(problem.source is None for problem in problems)
+    merged = _overlay([*layers, _read_sets(sets, problems)])
+    if unread:  # what that file would have said must not be reported as missing
+        raise ConfigError(problems, where)
+
+    values = {name: {k: v for k, (v, _) in given.items()} for name, given in merged.items()}
+    dataset = values["data"].get("dataset")
+    ks = DATASETS[dataset].ks if isinstance(dataset, str) and dataset in DATASETS else (1,)
+    values["eval"].setdefault("ks", list(ks))
+
+    found: list[Problem] = []
+    sections: dict[str, Any] = {
+        name: _read_loss(given, found) if name == "loss" else _read_section(name, given, found)
+        for name, given in values.items()
+    }
+    found += _contradictions(sections)
+    problems += [replace(problem, source=_source(problem.key, merged)) for problem in found]
+    if problems:
+        raise ConfigError(problems, where)
+    return Config(**sections)
+
+
+def to_dict(config: Config) -> dict[str, dict[str, Any]]:
+    """The resolved config in plain values; loading it gives an equal config."""
+    tree: dict[str, dict[str, Any]] = asdict(config)
+    tree["loss"] = {"name": config.loss.name, **config.loss.parameters}
+    return {
+        name: {key: list(v) if isinstance(v, tuple) else v for key, v in section.items()}
+        for name, section in tree.items()
+    }
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """section.key -> value."""
+    return {
+        f"{section}.{key}": value
+        for section, values in to_dict(config).items()
+        for key, value in values.items()
+    }
+
+
+def to_yaml(config: Config) -> str:
+    """The text of a run's config.yaml."""
+    return dump(to_dict(config))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--config and --set, the same words for every program."""
+    parser.add_argument(
+        "--config", nargs="+", required=True, metavar="FILE", help="YAML files; later ones overlay"
+    )
+    add_set(parser, "overlay single values last, for example --set loss.beta=40 length.steps=50")
+
+
+def add_set(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="SECTION.KEY=VALUE", help=text
+    )

@@ -1,0 +1,53 @@
+"""What the loss costs each process and step: bytes sent, FLOPs, memory.
+
+The formulas and their reasons are in docs/scale.md; benchmarks/scale.py measures them. The engine
+takes its block sizes from here, so that what is planned is what happens.
+"""
+
+FP32 = 4
+LABEL = 8  # int64
+LOSS_SHARE = 8  # float64, once a process
+# Those of multi-similarity: minimum positive, maximum negative and the log-sum-exps of the mined
+# positives and negatives. Counted for every loss: beside an embedding they are next to nothing.
+ROW_STATISTICS = 4
+# S of a process's own rows is kept between the two sweeps of the loss up to this many bytes.
+KEPT_SIMILARITIES = 64 * 2**20
+# Where S is not kept, at most so many bytes of it are held at a time, or 64 rows.
+LARGEST_BLOCK = 256 * 2**20
+# Matrices of tile x tile alive at the peak of multi-similarity, alone and of several processes, with the
+# buffers of the libraries; measured with benchmarks/scale.py (docs/log.md). Other losses take more.
+WORKING_TILES, WORKING_TILES_BY_ROWS = 2, 5
+
+
+def loss_bytes_sent(m: int, d: int, processes: int) -> int:
+    """Two ring all-gathers: embeddings with labels, then row statistics. Backward sends nothing."""
+    row = FP32 * d + LABEL + FP32 * ROW_STATISTICS
+    return (processes - 1) * (m // processes * row + LOSS_SHARE)
+
+
+def loss_flops(m: int, d: int, processes: int) -> int:
+    """Of the products alone. One process: half of S in each of the two sweeps, or once where it is
+    kept, and G X. Several: S of own rows, twice unless it is kept, and G X."""
+    b = m // processes
+    S = FP32 * b * m // (2 if processes == 1 else 1)
+    sweeps = 2 - min(1.0, KEPT_SIMILARITIES / S) if processes == 1 else 1 + (S > KEPT_SIMILARITIES)
+    return round(2 * d * (S // FP32 * sweeps + b * m))
+
+
+def rows_at_a_time(b: int, m: int, tile: int, size: int = FP32) -> int:
+    """How many of b own rows of S, m numbers of `size` bytes each, the loss works on at a time."""
+    return min(b, tile, max(64, LARGEST_BLOCK // (size * m)))
+
+
+def loss_memory(m: int, d: int, processes: int, tile: int) -> int:
+    """For classes of a few images; the triplet loss keeps all positives, m x per_class, besides."""
+    b = m // processes
+    gathered = 2 * m * d if processes > 1 else 0  # as it arrives, and by process
+    gradient = 2 * b * d  # of the loss, and scaled for the model
+    rows = min(b, tile) if processes == 1 else rows_at_a_time(b, m, tile)
+    tiles = (WORKING_TILES if processes == 1 else WORKING_TILES_BY_ROWS) * rows * min(tile, m)
+    kept = KEPT_SIMILARITIES // FP32
+    S = b * m if b * m <= kept else rows * m
+    if processes == 1:
+        S = min(kept, m * (m + tile) // 2)
+    return FP32 * (gathered + gradient + ROW_STATISTICS * m + S + tiles) + LABEL * m

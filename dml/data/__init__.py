@@ -1,0 +1,8 @@
+"""From shards to batches of pixels: which images a step sees, decoded and cropped.
+
+- `deck` (Deck, mix, uniforms, shuffled): fair dealing, as a pure function of the deal's number
+- `preprocessing` (Input, normalise, train_image, eval_image): decoding, crops, normalisation
+- `batches` (Batches, TrainBatches, EvalBatches, held_out, own_share): P classes x M images per step
+- `loader` (loader): batches made by worker processes, in order
+- `sources` (Source, Entry, find_images): images to embed, from a folder of files or from shards
+"""

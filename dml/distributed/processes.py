@@ -1,0 +1,140 @@
+"""The processes of a run: the one place that makes the Accelerator.
+
+    accelerate launch dml/train.py                                       one process
+    accelerate launch --multi_gpu --num_processes 8 dml/train.py         eight, on GPUs or CPU cores
+    accelerate launch --config_file configs/accelerate/zero2.yaml ...    DeepSpeed
+
+accelerate alone falls back to independent trainings of one process each when it finds no GPU; here
+the program decides, and refuses to go on when the processes do not know each other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dml.distributed.malloc import keep_freed_memory
+from dml.errors import LaunchError
+from shards.cores import available_cores
+
+
+@dataclass
+class DDPOptions(DistributedDataParallelKwargs):  # type: ignore[misc]
+    """accelerate does not know this option of torch's yet; its `broadcast_buffers` is deprecated."""
+
+    forward_sync_buffers: bool | None = None
+
+
+Value = TypeVar("Value")
+
+
+@contextmanager
+def together(accelerator: Accelerator, *errors: type[Exception]) -> Iterator[None]:
+    """Every process gets through this block, or all raise the same one of `errors`: a mistake that
+    one of them meets alone (a folder that is missing on its machine) must not leave the others
+    waiting. Any other exception ends its process at once, and the launcher ends the rest."""
+    problem: Exception | None = None
+    try:
+        yield
+    except errors as error:
+        problem = error
+    if accelerator.num_processes > 1:
+        everyone: list[Exception | None] = [None] * accelerator.num_processes
+        dist.all_gather_object(everyone, problem)
+        problem = next((error for error in everyone if error is not None), None)
+    if problem is not None:
+        raise problem from None
+
+
+def from_first(accelerator: Accelerator, value: Value) -> Value:
+    """The first process's value, on all of them."""
+    values = [value]
+    if accelerator.num_processes > 1:
+        dist.broadcast_object_list(values, 0)
+    return values[0]
+
+
+def make_accelerator(precision: str = "fp32", timeout_minutes: float = 10) -> Accelerator:
+    """The Accelerator for this process. precision: fp32, fp64, or bf16 for the model (never the loss).
+
+    A process that waits longer than the time-out for the others gives up.
+    """
+    on_cpu = not torch.cuda.is_available()
+    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("1", "true")
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    group = InitProcessGroupKwargs(
+        backend="gloo" if on_cpu else "nccl", timeout=timedelta(minutes=timeout_minutes)
+    )
+    accelerator = Accelerator(
+        cpu=on_cpu and not deepspeed,  # with cpu=True accelerate would drop DeepSpeed silently
+        mixed_precision="bf16" if precision == "bf16" and not deepspeed else "no",
+        kwargs_handlers=[group] if launched > 1 or deepspeed else [],
+    )
+    # Frozen statistics never change, synchronised ones are equal: nothing to broadcast.
+    accelerator.ddp_handler = DDPOptions(forward_sync_buffers=False)
+    if accelerator.num_processes != launched:
+        raise LaunchError(
+            f"{launched} processes were launched but accelerate formed a group of "
+            f"{accelerator.num_processes}, which would train {launched} models that know nothing of "
+            "each other; launch with `accelerate launch --multi_gpu --num_processes "
+            f"{launched}` or torchrun, without --cpu and without ACCELERATE_USE_CPU"
+        )
+    if deepspeed and accelerator.distributed_type is not DistributedType.DEEPSPEED:
+        raise LaunchError(
+            "DeepSpeed was asked for but accelerate dropped it; launch without --cpu and without "
+            "ACCELERATE_USE_CPU"
+        )
+    if deepspeed and precision == "fp64":
+        raise LaunchError(
+            "DeepSpeed has no float64; launch without it, or set engine.precision=fp32"
+        )
+    if deepspeed:
+        # DeepSpeed's own bf16 would turn the parameters and expect bf16 images; this is autocast.
+        accelerator.state.deepspeed_plugin.deepspeed_config["torch_autocast"] = {
+            "enabled": precision == "bf16",
+            "dtype": "bfloat16",
+        }
+    if on_cpu:
+        keep_freed_memory()
+        torch.set_num_threads(own_cores(int(os.environ.get("LOCAL_WORLD_SIZE", launched))))
+    return accelerator
+
+
+def leave_group() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def own_cores(local: int) -> int:
+    """How many cores each of `local` processes on this machine has for itself. (Launchers give it
+    one thread.)"""
+    cores = available_cores()
+    slurm = os.environ.get("SLURM_CPUS_PER_TASK")  # one task a process, bound to its cores or not
+    return min(cores, int(slurm)) if slurm else max(1, cores // local)
+
+
+def settle_buckets(model: nn.Module, images: Tensor) -> None:
+    """Let DDP lay out its buckets for good, before the first step.
+
+    It orders them anew after the first backward. The sum of a gradient over three and more processes
+    depends in its last bits on where in a bucket it lies, so a run that is resumed, and begins with
+    the first layout, would not be the one that went on with the second.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    model.eval()  # statistics of BatchNorm stay as they are
+    for _ in range(2):
+        (0 * model(images).sum()).backward()
+    model.zero_grad()
+    model.train()  # type: ignore[no-untyped-call]

@@ -1,0 +1,46 @@
+"""The errors that a user may cause: each is one sentence on what is wrong, where, and what to do."""
+
+from collections.abc import Sequence
+
+from dml.rules import Problem
+
+
+class Mistake(ValueError):
+    """Something that was asked for cannot be done; no traceback is shown."""
+
+
+class ConfigError(Mistake):
+    """Everything that is wrong with a config, together."""
+
+    def __init__(self, problems: Sequence[Problem], where: str) -> None:
+        super().__init__(problems, where)
+        self.problems = tuple(problems)
+        self.where = where
+
+    def __str__(self) -> str:
+        count = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}"
+        return "\n  ".join([f"{count} in {self.where}:", *map(str, self.problems)])
+
+
+class LaunchError(Mistake):
+    """The processes were not started as one run."""
+
+
+class ModelError(Mistake):
+    """The model cannot be made."""
+
+
+class RunError(Mistake):
+    """The run's folder cannot be used."""
+
+
+class CheckpointError(Mistake):
+    """A checkpoint cannot be read or written."""
+
+
+class EmbeddedError(Mistake):
+    """A folder of embeddings cannot be read or written."""
+
+
+class NotFiniteError(ValueError):
+    """NaN or infinity where there must be none: training has diverged."""

@@ -1,0 +1,1 @@
+"""How the loss is computed: S in tiles, never whole."""

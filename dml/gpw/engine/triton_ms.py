@@ -1,0 +1,259 @@
+"""The multi-similarity loss in Triton: the sweeps of the streaming engine, with S on the chip.
+
+    min_positive            from the columns of the rows' own classes   (with mining)
+    max_negative, lse_neg   from all columns, in parts that are merged
+    lse_pos, P              from the columns of the rows' own classes
+    G_ij + G_ji             from all columns, some rows at a time, into a workspace of so many x m
+
+float32 only: float64 is left to the streaming engine. An element of S is one chain of fused
+multiply-adds over the dimensions in their order, so it has the same bits in every kernel and on
+both sides of a pair, and they all mine alike.
+
+Shapes: m samples, d dimensions, R own rows (anchors). A program works on BLOCK_R rows i, and on
+BLOCK_C columns j and BLOCK_D dimensions k at a time; past the end the last row or column comes
+again.
+"""
+
+# Kernels are Triton's language and untyped; the rest is typed.
+# mypy: allow-untyped-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dml.cost import rows_at_a_time
+from dml.gpw.engine.tiles import spans
+from dml.gpw.grouping import GlobalBatch
+from dml.gpw.losses import MultiSimilarity, softplus
+from dml.gpw.statistics import Statistics
+from dml.gpw.weighting import PairLoss
+
+# For A100 and H100: 32 elements of S a thread, no spilled register, two programs or more on an SM.
+BLOCK_R, BLOCK_C, BLOCK_D = tl.constexpr(64), tl.constexpr(64), tl.constexpr(16)
+# Triton 3.10 will fuse multiply-adds only when asked to.
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+# m = 1,000 has 16 blocks of rows, too few for a GPU, so its columns are cut too.
+PARTS = 16
+
+
+class TritonSweeps:
+    """The two sweeps of a process over its own rows."""
+
+    def __init__(self, loss: PairLoss, batch: GlobalBatch, tile: int) -> None:
+        assert isinstance(loss.weighting, MultiSimilarity)
+        assert batch.X.dtype == torch.float32
+        self.loss, self.ms, self.tile = loss, loss.weighting, tile
+        self.X, self.own, self.groups = batch.X, batch.own_rows, batch.groups
+
+    def statistics(self) -> dict[str, Tensor]:
+        """S is stored nowhere."""
+        loss, ms, X, own, groups = self.loss, self.ms, self.X, self.own, self.groups
+        R, (m, d) = len(own), X.shape
+        rows = triton.cdiv(R, BLOCK_R.value)
+        parts = min(PARTS, triton.cdiv(m, BLOCK_C.value))
+        samples = X, own, groups.start, groups.end, R, m, d
+        lse_pos, P = X.new_empty(2, R)
+        max_of_part, lse_of_part = X.new_empty(2, parts, R)
+        min_positive, max_negative, eps = everything(X, R)
+        with torch.cuda.device_of(X):  # type: ignore[no-untyped-call]
+            if loss.mining is not None:
+                eps = loss.mining.eps
+                hardest_positive[rows,](*samples, min_positive, **OPTIONS)
+            negatives[rows, parts](
+                *samples, min_positive, max_of_part, lse_of_part, ms.beta, ms.lam, eps, **OPTIONS
+            )
+            if loss.mining is not None:
+                max_negative = max_of_part.amax(0)
+            positives[rows,](*samples, max_negative, lse_pos, P, ms.alpha, ms.lam, eps, **OPTIONS)
+        mined = {"min_positive": min_positive, "max_negative": max_negative}
+        t = {"lse_neg": lse_of_part.logsumexp(0), "lse_pos": lse_pos, "P": P}
+        return t if loss.mining is None else mined | t
+
+    def gradient(self, t: Statistics, scale: float, out: Tensor) -> None:
+        loss, ms, X, own, groups = self.loss, self.ms, self.X, self.own, self.groups
+        m, d = X.shape
+        if loss.mining is None:
+            min_positive, max_negative, eps = everything(X, m)
+        else:
+            min_positive, max_negative, eps = t["min_positive"], t["max_negative"], loss.mining.eps
+        # a sample without a positive is no anchor: its negatives weigh e^-inf
+        alone = groups.end - groups.start == 1
+        log_pos, log_neg = (
+            softplus(t["lse_pos"]),
+            softplus(t["lse_neg"]).masked_fill(alone, torch.inf),
+        )
+        known = min_positive, max_negative, log_pos, log_neg
+
+        rows_of_G = rows_at_a_time(len(own), m, self.tile)
+        G = X.new_empty(rows_of_G, m)
+        with torch.cuda.device_of(X):  # type: ignore[no-untyped-call]
+            for span in spans(len(own), rows_of_G):
+                rows = own[span]
+                R = len(rows)
+                grid = triton.cdiv(R, BLOCK_R.value), triton.cdiv(m, BLOCK_C.value)
+                samples = X, rows, groups.start, R, m, d
+                weights[grid](*samples, *known, G, ms.alpha, ms.beta, ms.lam, eps, **OPTIONS)
+                out[span].addmm_(G[:R], X, beta=0, alpha=scale)
+
+
+def everything(X: Tensor, n: int) -> tuple[Tensor, Tensor, float]:
+    """min_positive, max_negative and eps by which n anchors select all their pairs: no mining."""
+    return X.new_full((n,), -torch.inf), X.new_full((n,), torch.inf), 0.0
+
+
+@triton.jit
+def own_rows(own, R):
+    """The places of a program's rows among the own rows, and the rows."""
+    place = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    return place, tl.load(own + tl.minimum(place, R - 1))
+
+
+@triton.jit
+def similarities(X, i, j, m, d):
+    """S = X_i X_j^T."""
+    j = tl.minimum(j, m - 1).to(tl.int64)
+    S = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    for first in range(0, d, BLOCK_D):
+        k = first + tl.arange(0, BLOCK_D)
+        X_i = tl.load(X + i[:, None] * d + k[None, :], mask=k[None, :] < d, other=0.0)
+        X_j = tl.load(X + j[None, :] * d + k[:, None], mask=k[:, None] < d, other=0.0)
+        S = tl.dot(X_i, X_j, S, input_precision="ieee")
+    return S
+
+
+@triton.jit
+def same_class(j, start, end):
+    return (j[None, :] >= start[:, None]) & (j[None, :] < end[:, None])
+
+
+# Eq. 11:  S_ij > min_{y_k = y_i} S_ik - eps
+@triton.jit
+def select_negative(S, min_positive, eps):
+    return S > min_positive - eps
+
+
+# Eq. 12:  S_ij < max_{y_k != y_i} S_ik + eps, with eps on the left as in `Mining`
+@triton.jit
+def select_positive(S, max_negative, eps):
+    return S - eps < max_negative
+
+
+@triton.jit
+def add_exponents(top, total, x):
+    """A log-sum-exp, (maximum, sum relative to it), joined with a tile of exponents."""
+    new = tl.maximum(top, tl.max(x, 1))
+    finite = tl.where(new == float("-inf"), 0.0, new)
+    return new, total * tl.exp(top - finite) + tl.sum(tl.exp(x - finite[:, None]), 1)
+
+
+@triton.jit
+def finish(top, total):
+    """-inf where there is no pair; otherwise the maximum itself adds 1 to the sum."""
+    return top + tl.log(tl.maximum(total, 1.0))
+
+
+@triton.jit
+def hardest_positive(X, own, start, end, R, m, d, min_positive):
+    """min_positive; +inf where there is no positive."""
+    place, i = own_rows(own, R)
+    start, end = tl.load(start + i), tl.load(end + i)
+    hardest = tl.full((BLOCK_R,), float("inf"), tl.float32)
+    for first in range(tl.min(start), tl.max(end), BLOCK_C):
+        j = first + tl.arange(0, BLOCK_C)
+        S = similarities(X, i, j, m, d)
+        pair = same_class(j, start, end) & (i[:, None] != j[None, :])
+        hardest = tl.minimum(hardest, tl.min(tl.where(pair, S, float("inf")), 1))
+    tl.store(min_positive + place, hardest, mask=place < R)
+
+
+@triton.jit
+def negatives(X, own, start, end, R, m, d, min_positive, max_of_part, lse_of_part, beta, lam, eps):
+    """max_negative and lse_neg of a part of the columns; parts x R."""
+    place, i = own_rows(own, R)
+    start, end = tl.load(start + i), tl.load(end + i)
+    min_positive = tl.load(min_positive + tl.minimum(place, R - 1))[:, None]
+    hardest = tl.full((BLOCK_R,), float("-inf"), tl.float32)
+    top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_R,), tl.float32)
+    part = tl.program_id(1)
+    width = tl.cdiv(tl.cdiv(m, BLOCK_C), tl.num_programs(1)) * BLOCK_C
+    for first in range(part * width, tl.minimum((part + 1) * width, m), BLOCK_C):
+        j = first + tl.arange(0, BLOCK_C)
+        S = similarities(X, i, j, m, d)
+        pair = ~same_class(j, start, end) & (j < m)[None, :]
+        hardest = tl.maximum(hardest, tl.max(tl.where(pair, S, float("-inf")), 1))
+        selected = pair & select_negative(S, min_positive, eps)
+        x = tl.where(selected, beta * (S - lam), float("-inf"))
+        top, total = add_exponents(top, total, x)
+    to = part * R + place
+    tl.store(max_of_part + to, hardest, mask=place < R)
+    tl.store(lse_of_part + to, finish(top, total), mask=place < R)
+
+
+@triton.jit
+def positives(X, own, start, end, R, m, d, max_negative, lse_pos, P, alpha, lam, eps):
+    """lse_pos and P."""
+    place, i = own_rows(own, R)
+    start, end = tl.load(start + i), tl.load(end + i)
+    max_negative = tl.load(max_negative + tl.minimum(place, R - 1))[:, None]
+    top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_R,), tl.float32)
+    number = tl.zeros((BLOCK_R,), tl.float32)
+    for first in range(tl.min(start), tl.max(end), BLOCK_C):
+        j = first + tl.arange(0, BLOCK_C)
+        S = similarities(X, i, j, m, d)
+        pair = same_class(j, start, end) & (i[:, None] != j[None, :])
+        selected = pair & select_positive(S, max_negative, eps)
+        x = tl.where(selected, -alpha * (S - lam), float("-inf"))
+        top, total = add_exponents(top, total, x)
+        number += tl.sum(selected.to(tl.float32), 1)
+    tl.store(lse_pos + place, finish(top, total), mask=place < R)
+    tl.store(P + place, number, mask=place < R)
+
+
+# Eq. 13 and 14:  w = e^x / (1 + sum e^x), with log_pos and log_neg the logarithms of what is below
+@triton.jit
+def positive_weight(S, max_negative, log_pos, alpha, lam, eps):
+    w = tl.exp(-alpha * (S - lam) - log_pos)
+    return tl.where(select_positive(S, max_negative, eps), w, 0.0)
+
+
+@triton.jit
+def negative_weight(S, min_positive, log_neg, beta, lam, eps):
+    w = tl.exp(beta * (S - lam) - log_neg)
+    return tl.where(select_negative(S, min_positive, eps), w, 0.0)
+
+
+@triton.jit
+def of_rows(x, i):
+    return tl.load(x + i)[:, None]
+
+
+@triton.jit
+def of_columns(x, j):
+    return tl.load(x + j)[None, :]
+
+
+@triton.jit
+def weights(
+    X, own, start, R, m, d, min_positive, max_negative, log_pos, log_neg, G, alpha, beta, lam, eps
+):
+    """G_ij + G_ji; R x m."""
+    place, i = own_rows(own, R)
+    j = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    to = G + place.to(tl.int64)[:, None] * m + j[None, :]
+    inside = (place < R)[:, None] & (j < m)[None, :]
+    j = tl.minimum(j, m - 1)
+    S = similarities(X, i, j, m, d)
+    w_pos = positive_weight(S, of_rows(max_negative, i), of_rows(log_pos, i), alpha, lam, eps)
+    w_pos += positive_weight(
+        S, of_columns(max_negative, j), of_columns(log_pos, j), alpha, lam, eps
+    )
+    w_neg = negative_weight(S, of_rows(min_positive, i), of_rows(log_neg, i), beta, lam, eps)
+    w_neg += negative_weight(S, of_columns(min_positive, j), of_columns(log_neg, j), beta, lam, eps)
+    w_pos = tl.where(i[:, None] == j[None, :], 0.0, w_pos)
+    same = of_rows(start, i) == of_columns(start, j)
+    tl.store(to, tl.where(same, -w_pos, w_neg), mask=inside)

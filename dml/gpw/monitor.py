@@ -1,0 +1,112 @@
+"""What a loss sees in a batch: which pairs it selects, how similar they are, how it weights them.
+
+For the journal, now and then: two more sweeps over the batch, as costly as the loss itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dml.distributed.collectives import Wire
+from dml.distributed.precision import at_least_float32, full_precision
+from dml.gpw.engine.rows import RowSweeps
+from dml.gpw.engine.tiles import Memory, Negatives, of_rows, part
+from dml.gpw.global_loss import gathered
+from dml.gpw.grouping import GlobalBatch
+from dml.gpw.statistics import Side, masked
+from dml.gpw.weighting import PairLoss
+
+BINS = 64
+SIMILARITIES = (-1.0, 1.0)
+LOG_WEIGHTS = (-12.0, 2.0)  # powers of ten
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts in BINS equal bins; what lies outside is counted in the first or last."""
+
+    low: float
+    high: float
+    counts: Tensor
+
+
+@dataclass(frozen=True)
+class PairReport:
+    """A pair is selected by mining, or without mining if its weight w_ij = |dL/dS_ij| is not zero."""
+
+    anchors: float  # the share of anchors with a selected pair
+    positives: float  # selected positives an anchor
+    negatives: float
+    positive_similarities: Histogram
+    negative_similarities: Histogram
+    weights: Histogram  # log10 of those above zero
+
+
+@torch.no_grad()
+def pair_report(
+    loss: PairLoss, embeddings: Tensor, labels: Tensor, tile: int, wire: Wire
+) -> PairReport:
+    """The report of the global batch, the same on every process."""
+    X = at_least_float32(embeddings)
+    with full_precision(X.device):
+        batch = GlobalBatch(X, labels, wire)
+        own = torch.stack(list(_counts(loss, batch, tile, wire))).sum(0)
+    total = wire.gather(own)[0].sum(0)
+    anchors, positives, negatives = (total[:3] / batch.groups.m).tolist()
+    S_pos, S_neg, weights = total[3:].view(3, BINS)
+    return PairReport(
+        anchors,
+        positives,
+        negatives,
+        Histogram(*SIMILARITIES, S_pos),
+        Histogram(*SIMILARITIES, S_neg),
+        Histogram(*LOG_WEIGHTS, weights),
+    )
+
+
+def _counts(loss: PairLoss, batch: GlobalBatch, tile: int, wire: Wire) -> Iterator[Tensor]:
+    """For every block of own rows: anchors with a selected pair, selected positives, selected
+    negatives, and the three histograms."""
+    sweeps = RowSweeps(loss, batch, tile, Memory())
+    of_pairs = Negatives(loss, batch.groups)
+    _, t = gathered(loss, batch, sweeps.statistics(), wire)
+    known = of_pairs.known(t)
+    for block in sweeps.blocks():
+        own = part(loss, known, block.rows)
+
+        rows = of_rows(loss, own, Side.POSITIVE)
+        S, valid = block.S_pos, block.classes.valid
+        w = masked(loss.positive_weight(S, rows), valid, 0)
+        selected = w > 0
+        if loss.mining is not None:
+            selected = loss.mining.select_positive(S, rows) & valid
+        live, positives = selected.any(1), selected.sum()
+        negatives = torch.zeros_like(positives)
+        similar, weights = histogram(S[valid], SIMILARITIES), log_histogram(w)
+        dissimilar = torch.zeros_like(similar)
+
+        rows = of_rows(loss, own, Side.NEGATIVE)
+        for _, S, keep in block.negatives(tile):
+            w = of_pairs.weigh(S, keep, rows)
+            selected = w > 0
+            if loss.mining is not None:
+                mined = loss.mining.select_negative(S, rows)
+                selected = masked(masked(mined, keep, False), rows.get("anchor"), False)
+            live |= selected.any(1)
+            negatives += selected.sum()
+            dissimilar += histogram(S[S > -torch.inf if keep is None else keep], SIMILARITIES)
+            weights += log_histogram(w)
+        counts = torch.stack([live.sum(), positives, negatives]).double()
+        yield torch.cat([counts, similar, dissimilar, weights])
+
+
+def histogram(x: Tensor, limits: tuple[float, float]) -> Tensor:
+    return torch.histc(x.clamp(*limits), BINS, *limits).double()
+
+
+def log_histogram(w: Tensor) -> Tensor:
+    return histogram(w[w > 0].log10(), LOG_WEIGHTS)

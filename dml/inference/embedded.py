@@ -1,0 +1,162 @@
+"""A folder of embeddings: whole or not there.
+
+DIR/
+    embeddings.npy      n x d float32, unit length
+    index.jsonl         a line an embedding: {"image": "mug/1.jpg", "class": "mug"}
+    info.json           which model, which images, how many
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dml.data.sources import Entry, Files, Rows, Source
+from dml.errors import EmbeddedError
+from dml.run_folder.files import sync_folder, write_synced
+from shards.index import ImageReader, load_index
+from shards.item import ShardError
+
+FORMAT, VERSION = "dml-embeddings", 1
+VECTORS, INDEX, INFO = "embeddings.npy", "index.jsonl", "info.json"
+
+
+@dataclass(frozen=True)
+class Info:
+    run: str  # folder
+    model_sha256: str
+    source: str  # folder of images or of shards
+    split: str | None  # of shards
+    shards_sha256: str | None  # of the index of shards
+    count: int
+    dimensions: int
+    unreadable: int  # images left out
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    X: NDArray[np.float32]
+    entries: Sequence[Entry]
+    info: Info
+
+
+def as_lines(entries: Sequence[Entry]) -> bytes:
+    lines = (json.dumps({"image": e.image, "class": e.class_name}) + "\n" for e in entries)
+    return "".join(lines).encode()
+
+
+def as_npy(X: NDArray[np.float32]) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.ascontiguousarray(X))
+    return file.getvalue()
+
+
+def refuse_occupied(folder: Path, overwrite: bool) -> None:
+    """EmbeddedError if `write` would fail, or destroy what it should not: asked before the work."""
+    if folder.exists() and not folder.is_dir():
+        raise EmbeddedError(f"{folder} is a file: give another --out")
+    held = set(os.listdir(folder)) if folder.exists() else set()
+    if held and not (held <= {VECTORS, INDEX, INFO} and is_ours(folder)):
+        raise EmbeddedError(
+            f"{folder} is not empty, and not what dml/embed.py wrote: give another --out"
+        )
+    if held and not overwrite:
+        raise EmbeddedError(
+            f"{folder} holds embeddings already: --overwrite replaces them, or give another --out"
+        )
+    above = next(path for path in folder.absolute().parents if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise EmbeddedError(f"{folder} cannot be made: {above} cannot be written; another --out?")
+
+
+def is_ours(folder: Path) -> bool:
+    try:
+        return bool(json.loads((folder / INFO).read_bytes())["format"] == FORMAT)
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
+def write(folder: Path, embedded: Embedded) -> None:
+    """Written aside, then renamed. What stands there is replaced: see refuse_occupied."""
+    folder = folder.resolve()
+    aside, before = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "before"))
+    head = {"format": FORMAT, "version": VERSION, **asdict(embedded.info)}
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        write_synced(aside / VECTORS, as_npy(embedded.X))
+        write_synced(aside / INDEX, as_lines(embedded.entries))
+        write_synced(aside / INFO, json.dumps(head, indent=1).encode() + b"\n")
+        sync_folder(aside)
+        if folder.exists():
+            shutil.rmtree(before, ignore_errors=True)
+            folder.rename(before)
+        aside.rename(folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise EmbeddedError(
+            f"the embeddings {folder} cannot be written: {error.strerror}; make room, or give "
+            "another --out"
+        ) from None
+    finally:
+        if before.exists() and not folder.exists():
+            before.rename(folder)
+        for rest in (aside, before):
+            shutil.rmtree(rest, ignore_errors=True)
+
+
+def read(folder: Path) -> Embedded:
+    again = "embed the images again"
+    if not folder.is_dir():
+        raise EmbeddedError(f"there is no folder {folder}: make it with dml/embed.py")
+    if not is_ours(folder):
+        raise EmbeddedError(f"{folder} is not a folder of embeddings: make one with dml/embed.py")
+    try:
+        head = json.loads((folder / INFO).read_bytes())
+        if head["version"] != VERSION:
+            raise EmbeddedError(
+                f"{folder} is of version {head['version']}, this program reads {VERSION}: {again}"
+            )
+        info = Info(**{field.name: head[field.name] for field in fields(Info)})
+        X = np.load(folder / VECTORS, allow_pickle=False)
+        lines = (folder / INDEX).read_bytes().splitlines()
+        entries = [Entry(line["image"], line["class"]) for line in map(json.loads, lines)]
+    except OSError as error:
+        raise EmbeddedError(f"{error.filename}: {error.strerror}; {again}") from None
+    except (ValueError, KeyError, TypeError, EOFError) as error:
+        if isinstance(error, EmbeddedError):
+            raise
+        raise EmbeddedError(f"{folder} is damaged ({error}): {again}") from None
+    shape = (info.count, info.dimensions)
+    if X.dtype != np.float32 or X.shape != shape or len(entries) != info.count:
+        raise EmbeddedError(
+            f"{folder} is damaged ({X.shape} embeddings and {len(entries)} lines where info.json "
+            f"says {shape}): {again}"
+        )
+    return Embedded(X, entries, info)
+
+
+def source_of(info: Info) -> Source:
+    """Where the images of embeddings can be read; EmbeddedError if they have moved."""
+    root = Path(info.source)
+    advice = "put them back, or embed the images again where they are now"
+    try:
+        if not root.is_dir():
+            raise ShardError(f"{root} is not there")
+        if info.shards_sha256 is None:
+            return Files(root)
+        index = load_index(root)
+        if index.manifest["index"]["sha256"] != info.shards_sha256:
+            raise ShardError(f"{root} has other shards now")
+    except ShardError as error:
+        raise EmbeddedError(f"the embedded images have moved ({error}): {advice}") from None
+    return Rows(root, ImageReader(index))

@@ -1,0 +1,160 @@
+"""A trained run: its model, and images through it.
+
+model = load_trained("runs/icons_mini")
+X, readable = embed(model, source, names, unreadable=...)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import compress
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+from tqdm import tqdm
+
+from dml.config import Config, load
+from dml.data.batches import ImageBatches, Pixels, put
+from dml.data.loader import loader
+from dml.data.preprocessing import Input, eval_image
+from dml.data.sources import Source
+from dml.errors import ConfigError, NotFiniteError, RunError
+from dml.models import Embedder, make_model
+
+Vectors = NDArray[np.float32]  # n x d
+
+
+def load_trained(folder: str | Path) -> Embedder:
+    """The trained model of a run's folder, for embedding, on a GPU if there is one.
+
+    It needs neither the shards nor the weights that training started from. It computes in float32
+    where training used bf16.
+    """
+    folder = Path(folder)
+    config, data = read_config(folder), read_model(folder)
+    model = make_model(replace(config.model, weights=None), config.data, config.run.seed)
+    if config.engine.precision == "fp64":
+        model = model.double()
+    path = folder / "model.safetensors"
+    try:
+        model.load_state_dict(load_tensors(data))
+    except SafetensorError as error:
+        raise RunError(
+            f"{path} is damaged ({error}): copy it again, or remove it and result.json and let the "
+            "same training command write it again"
+        ) from None
+    except RuntimeError as error:  # torch lists every key that does not fit
+        first = str(error).splitlines()[1].strip()
+        raise RunError(
+            f"{path} does not fit the config.yaml beside it ({first}): both must come from "
+            "the same run, and from this version of dml"
+        ) from None
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def read_config(folder: Path) -> Config:
+    path = folder / "config.yaml"
+    if not folder.is_dir():
+        raise RunError(f"there is no run's folder {folder}: give the folder that dml/train.py made")
+    if not path.is_file():
+        raise RunError(f"{folder} has no config.yaml: give the folder that dml/train.py made")
+    try:
+        return load(path)
+    except ConfigError as error:
+        raise RunError(
+            f"{path} is not a config of this version ({error.problems[0]}): embed with the version "
+            "of dml that trained the run"
+        ) from None
+
+
+def read_model(folder: Path) -> bytes:
+    try:
+        return (folder / "model.safetensors").read_bytes()
+    except FileNotFoundError:
+        raise RunError(
+            f"{folder} has no model.safetensors: training has not finished, the same training "
+            "command continues it"
+        ) from None
+    except OSError as error:
+        raise RunError(f"{error.filename} cannot be read: {error.strerror}") from None
+
+
+def model_sha256(folder: Path) -> str:
+    """What tells one trained model from another."""
+    read_config(folder)
+    return hashlib.sha256(read_model(folder)).hexdigest()
+
+
+class NamedBatches(ImageBatches):
+    """By number: batches of images, black where one is unreadable, and which are readable."""
+
+    def __init__(self, source: Source, names: Sequence[str], spec: Input, batch: int) -> None:
+        self.source, self.names, self.spec, self.most = source, names, spec, batch
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.names) / self.most)
+
+    def into(self, out: Pixels, n: int) -> Tensor:
+        names = self.names[n * self.most : (n + 1) * self.most]
+        images = [image_or_reason(self.source, name, self.spec) for name in names]
+        black = Image.new("RGB", (self.spec.size, self.spec.size))
+        readable = [not isinstance(image, str) for image in images]
+        shown = (black if isinstance(image, str) else image for image in images)
+        put(shown, out)
+        return torch.tensor(readable)
+
+
+def image_or_reason(source: Source, name: str, spec: Input) -> Image.Image | str:
+    """The image as evaluation shows it to the model, or why there is none."""
+    try:
+        return eval_image(source.read(name), spec)
+    except UnidentifiedImageError:
+        return "neither JPEG nor PNG"
+    # decoders raise nearly everything on broken bytes: OSError, SyntaxError, struct.error, ...
+    except Exception as error:  # noqa: BLE001
+        text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return " ".join(text.split()) or type(error).__name__
+
+
+@torch.no_grad()
+def embed(
+    model: Embedder,
+    source: Source,
+    names: Sequence[str],
+    *,
+    unreadable: Callable[[Path, str], None],
+    batch: int = 256,
+    workers: int = 0,
+) -> tuple[Vectors, NDArray[np.bool_]]:
+    """An embedding for every name, in their order, and which of them count: those of images that
+    could be read. `unreadable` hears of the others, with the reason, in order, and may raise."""
+    X = np.empty((len(names), model.head.out_features), np.float32)
+    readable = np.empty(len(names), np.bool_)
+    batches = NamedBatches(source, names, model.spec, batch)
+    with tqdm(total=len(names), unit="image", disable=None, leave=False) as bar:
+        for n, (images, fine) in enumerate(loader(batches, range(len(batches)), workers)):
+            part = slice(n * batch, n * batch + len(images))
+            readable[part] = fine.numpy()
+            for name in compress(names[part], ~readable[part]):
+                again = image_or_reason(source, name, model.spec)
+                reason = again if isinstance(again, str) else "readable at the second try only"
+                unreadable(source.root / name, reason)
+            images = images.to(model.head.weight.device, non_blocking=True)
+            X[part] = model(images).float().cpu().numpy()
+            bar.update(len(images))
+    bad = int((~np.isfinite(X[readable]).all(1)).sum())
+    if bad:
+        raise NotFiniteError(
+            f"{bad} of {int(readable.sum())} embeddings hold NaN or infinity: the training of this "
+            "model diverged, train it again with a lower optim.lr"
+        )
+    return X, readable

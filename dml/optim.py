@@ -1,0 +1,44 @@
+"""The optimizer of a run, and its learning rate."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from dml.config import Optim
+from dml.models import Embedder
+
+
+def make_optimizer(optim: Optim, model: Embedder) -> Optimizer:
+    """Two groups of parameters, each with its own learning rate: backbone and head."""
+    groups: list[dict[str, Any]] = [
+        {"params": list(model.backbone.parameters()), "lr_factor": 1.0},
+        {"params": list(model.head.parameters()), "lr_factor": optim.head_lr_factor},
+    ]
+    if optim.name == "sgd":
+        return SGD(groups, optim.lr, momentum=optim.momentum, weight_decay=optim.weight_decay)
+    kind = Adam if optim.name == "adam" else AdamW
+    return kind(groups, optim.lr, weight_decay=optim.weight_decay)
+
+
+def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_factor"]
+
+
+def learning_rate(optim: Optim, step: int, steps: int) -> float:
+    """The backbone's learning rate in update `step` (the first is 0) of a run of `steps`.
+
+    Warm-up is linear. step: times gamma at every milestone. cosine: from the end of the warm-up to
+    zero at the end of the run.
+    """
+    if step < optim.warmup_steps:
+        return optim.lr * (step + 1) / optim.warmup_steps
+    if optim.schedule == "step":
+        return optim.lr * optim.gamma ** sum(step >= milestone for milestone in optim.milestones)
+    if optim.schedule == "cosine":
+        done = (step - optim.warmup_steps) / (steps - optim.warmup_steps)
+        return optim.lr * (1 + math.cos(math.pi * done)) / 2
+    return optim.lr

@@ -1,0 +1,95 @@
+"""A run's folder: which config it belongs to, and who may use it. No torch: a login node asks too.
+
+runs/NAME/
+    config.yaml          resolved; only the same config resumes the run
+    plan.json            every number that follows from it
+    metrics.jsonl        what was learned     (journal.py)
+    timing.jsonl         what it took
+    events.out.*         both, for TensorBoard
+    checkpoints/         whole or not there   (checkpoint.py)
+    nearest.png          some test images and their nearest neighbours
+    model.safetensors    the trained model, at the end
+    result.json          its scores; written last, so a run that has it is finished
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO
+
+from dml.config import EXECUTION, Config, flatten, load, to_yaml
+from dml.errors import ConfigError, RunError
+from dml.plan import Plan
+from dml.run_folder.files import try_lock, write_json, write_whole
+
+RESULT = "result.json"
+
+
+def folder_of(config: Config) -> Path:
+    return Path(config.run.dir, config.run.name)
+
+
+def open_folder(config: Config) -> Path:
+    """The run's folder, made if need be; RunError if it belongs to another config."""
+    folder = folder_of(config)
+    path = folder / "config.yaml"
+    try:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            refuse_another(folder, load(path), config)
+        write_whole(path, to_yaml(config).encode())
+    except OSError as error:
+        raise RunError(
+            f"the run's folder {folder} cannot be written: {error.strerror}; set run.dir to a "
+            "folder that can"
+        ) from None
+    except ConfigError as error:
+        raise RunError(
+            f"{path} is not a config of this version ({error.problems[0]}); set another run.name"
+        ) from None
+    return folder
+
+
+def hold(folder: Path) -> IO[str]:
+    """Reserve the folder for this process, until the file is closed or the process ends."""
+    try:
+        file = (folder / ".lock").open("w")
+        free = try_lock(file)
+    except OSError as error:
+        raise RunError(f"{folder}/.lock cannot be locked: {error.strerror}") from None
+    if not free:
+        raise RunError(
+            f"another process is training in {folder}; wait for it or end it, or set another "
+            "run.name"
+        )
+    return file
+
+
+def differences(before: Config, config: Config) -> list[str]:
+    """The settings that make it another run."""
+    was, now = flatten(before), flatten(config)
+    return [
+        f"{key} was {was.get(key)!r} and is {now.get(key)!r}"
+        for key in {**was, **now}
+        if was.get(key) != now.get(key) and key not in EXECUTION
+    ]
+
+
+def refuse_another(folder: Path, before: Config, config: Config) -> None:
+    changed = differences(before, config)
+    if changed:
+        raise RunError(
+            f"{folder} is a run of another config: {'; '.join(changed)}; set run.name to another "
+            "name, or remove the folder"
+        )
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    try:
+        write_json(folder / "plan.json", plan.to_dict())
+    except OSError as error:
+        raise RunError(f"{folder}/plan.json cannot be written: {error.strerror}") from None
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / RESULT).exists()

@@ -1,0 +1,55 @@
+"""Files that are whole or not there, and locks: the one place for both, for all programs."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import IO
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file, and return when it is on disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file aside, sync it and rename it: a reader sees the old content or the new."""
+    aside = path.with_name(f".{path.name}.writing")
+    try:
+        write_synced(aside, data)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names in a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(file: IO[str] | int, shared: bool = False) -> bool:
+    """Lock a file until it is closed; False if another process holds it.
+
+    Some cluster file systems have no locks: there it always succeeds, since to work without a lock
+    is better than not to work.
+    """
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    return True
