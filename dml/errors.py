@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from dml.rules import Problem
+from shards.item import ShardError
 
 
 class Mistake(ValueError):
@@ -40,6 +41,10 @@ class CheckpointError(Mistake):
 
 class EmbeddedError(Mistake):
     """A folder of embeddings cannot be read or written."""
+
+
+# What a program answers with its sentence and exit code 2; shards know nothing of dml.
+MISTAKES = (Mistake, ShardError)
 
 
 class NotFiniteError(ValueError):

@@ -26,10 +26,31 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dml.errors import NotFiniteError
+from dml.config import Config
+from dml.data.deck import mix
+from dml.errors import LaunchError, NotFiniteError
+from dml.gpw import GlobalPairLoss, make_loss
+from dml.gpw.global_loss import triton_problem
 from dml.run_folder.clock import Clock
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+def make_loss_fn(config: Config, processes: int, device: torch.device) -> GlobalPairLoss:
+    """The loss of a config; LaunchError if this machine cannot compute what it asks for."""
+    engine, loss = config.engine, make_loss(config.loss.name, **config.loss.parameters)
+    if config.model.batchnorm == "synced" and processes > 1 and device.type == "cpu":
+        raise LaunchError("torch synchronises BatchNorm on GPUs only; set model.batchnorm=frozen")
+    if engine.kind == "triton":
+        dtype = torch.float64 if engine.precision == "fp64" else torch.float32
+        if problem := triton_problem(loss, dtype, device):
+            raise LaunchError(problem)
+    return GlobalPairLoss(loss, engine.tile, kind=engine.kind)
+
+
+def seed_random_layers(seed: int, step: int, rank: int) -> None:
+    """Random layers (dropout) draw the same numbers in a step, whether the run was resumed or not."""
+    torch.manual_seed(mix(seed, step, rank) >> 1)
 
 
 @dataclass(frozen=True)

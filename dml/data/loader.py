@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dml.data.batches import ImageBatches
-from shards.item import ShardError
 
 
 def loader(
@@ -79,17 +78,3 @@ def ignore_signals(worker: int) -> None:
     and ends its workers itself."""
     for s in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
         signal.signal(s, signal.SIG_IGN)
-
-
-def attempts(
-    batches: Iterable[tuple[Tensor, Tensor]],
-) -> Iterator[tuple[tuple[Tensor, Tensor], ShardError | None]]:
-    """Every batch, and None; or in the end nothing, and why: one process among many must not end
-    alone."""
-    try:
-        for batch in batches:
-            yield batch, None
-    except ShardError as error:
-        # a loader's worker wraps the sentence in its traceback
-        sentence = str(error).rpartition("ShardError: ")[2].strip()
-        yield (torch.empty(0), torch.empty(0)), ShardError(sentence)

@@ -1,5 +1,6 @@
 """Who takes part in a run: its processes, and what they say to each other.
 
+- `team` (Team): fail, save and leave together; the object that the story uses
 - `processes` (make_accelerator, settle_buckets): the one place that makes the Accelerator
 - `signals` (Interrupt, Interrupted): signals that ask a run to save and leave
 - `collectives` (Wire): few, fused all-gathers, and their bytes

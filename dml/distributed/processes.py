@@ -11,11 +11,8 @@ the program decides, and refuses to go on when the processes do not know each ot
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,35 +31,6 @@ class DDPOptions(DistributedDataParallelKwargs):  # type: ignore[misc]
     """accelerate does not know this option of torch's yet; its `broadcast_buffers` is deprecated."""
 
     forward_sync_buffers: bool | None = None
-
-
-Value = TypeVar("Value")
-
-
-@contextmanager
-def together(accelerator: Accelerator, *errors: type[Exception]) -> Iterator[None]:
-    """Every process gets through this block, or all raise the same one of `errors`: a mistake that
-    one of them meets alone (a folder that is missing on its machine) must not leave the others
-    waiting. Any other exception ends its process at once, and the launcher ends the rest."""
-    problem: Exception | None = None
-    try:
-        yield
-    except errors as error:
-        problem = error
-    if accelerator.num_processes > 1:
-        everyone: list[Exception | None] = [None] * accelerator.num_processes
-        dist.all_gather_object(everyone, problem)
-        problem = next((error for error in everyone if error is not None), None)
-    if problem is not None:
-        raise problem from None
-
-
-def from_first(accelerator: Accelerator, value: Value) -> Value:
-    """The first process's value, on all of them."""
-    values = [value]
-    if accelerator.num_processes > 1:
-        dist.broadcast_object_list(values, 0)
-    return values[0]
 
 
 def make_accelerator(precision: str = "fp32", timeout_minutes: float = 10) -> Accelerator:

@@ -1,7 +1,7 @@
 """Signals that ask a run to save and leave: SIGTERM and SIGUSR2 of a scheduler, Ctrl-C of a person.
 
-A handler only notes the signal; between two steps the processes agree what to do, since a signal may
-reach one of them alone, or all of them at different steps.
+A handler only notes the signal. Between two steps the processes agree what to do (team.py), since a
+signal may reach one of them alone, or all of them at different steps.
 """
 
 from __future__ import annotations
@@ -10,11 +10,7 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
-CONTINUE, SAVE, LEAVE, FAIL = range(4)  # the largest wish of any process is granted
 
 
 class Interrupted(Exception):
@@ -44,13 +40,3 @@ class Interrupt:
         self.received = signal.Signals(number).name
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def agree(self, device: torch.device, wish: int = CONTINUE) -> int:
-        """The largest wish of all processes, where a signal is the wish to LEAVE. They all call it at
-        the same time and get the same answer."""
-        wish = max(wish, LEAVE if self.received else CONTINUE)
-        if not (dist.is_available() and dist.is_initialized()):
-            return wish
-        most = torch.tensor(wish, device=device)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        return int(most)

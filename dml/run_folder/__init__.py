@@ -1,10 +1,14 @@
 """What a run leaves behind, and how it is found again.
 
 - `files` (write_json, read_json, read_lines, Lines): files that are whole or not there; no torch
-- `folder` (open_folder, hold, differences, is_finished): which config a folder belongs to; no torch
-- `checkpoint` (write, read, read_last, Checkpoint): checkpoints, whole or not there
-- `saver` (Progress, Keeper, last_checkpoint): where a run stands, saved and found again
-- `journal` (Journal): metrics.jsonl, timing.jsonl and TensorBoard
+- `folder` (folder_of, open_folder, hold, differences, is_finished): whose folder it is; no torch
+- `progress` (Progress): where a run stands
+- `checkpoint` (Checkpoint, write, read, read_last): checkpoints, whole or not there
+- `saver` (Saver, last_checkpoint, restore): saves a run, and restores it
 - `clock` (Clock): where the seconds of a step go
-- `result` (write_result): the trained model, a picture, the scores
+- `events` (Training, Pairs, Evaluation, End): what a run has to tell its loggers
+- `journal` (Journal, Logger, JsonLines): who is told: metrics.jsonl, timing.jsonl, TensorBoard
+- `tensorboard_log` (TensorBoard): TensorBoard's event files
+- `reporter` (Reporter): what is reported every run.log_steps, with the progress bar
+- `result` (result_of, write_result, summary): the trained model, a picture, the scores
 """

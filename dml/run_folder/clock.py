@@ -13,10 +13,11 @@ import torch
 
 
 class Clock:
-    """Seconds spent in the phases of a step. On a GPU a phase ends when its work is done."""
+    """Seconds spent in the phases of a step, and in the whole run. On a GPU a phase ends when its work
+    is done. before: seconds of the run before it was resumed."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, before: float = 0.0) -> None:
+        self.device, self.started = device, time.monotonic() - before
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.steps = 0
         self.bytes_sent = 0
@@ -29,8 +30,11 @@ class Clock:
             torch.cuda.synchronize(self.device)
         self.seconds[phase] += time.perf_counter() - start
 
+    def total(self) -> float:
+        return time.monotonic() - self.started
+
     def timing(self, batch_size: int, bytes_sent: int) -> dict[str, float]:
-        """What a step took since this was asked last; bytes_sent: since the beginning."""
+        """What a step took, on average since the last call. bytes_sent: since the beginning."""
         timing = {
             "images_per_second": self.steps * batch_size / sum(self.seconds.values()),
             **{f"seconds_{phase}": s / self.steps for phase, s in self.seconds.items()},
@@ -43,7 +47,7 @@ class Clock:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """The most that this process has used: of the GPU, or without one of the machine."""
+    """The peak memory of this process: of the GPU, or without one of the machine."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

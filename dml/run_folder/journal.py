@@ -1,159 +1,111 @@
-"""What a run writes down: TensorBoard, and two files of a JSON object a line.
+"""What a run logs, and to whom: two files of JSON lines, and TensorBoard.
 
     runs/NAME/metrics.jsonl     what was learned: a function of the config, the same for an
-                                interrupted run and one that went through
+                                interrupted run and one that was not
     runs/NAME/timing.jsonl      what it took: seconds, bytes, memory
     runs/NAME/events.out.*      both, with histograms and pictures, for TensorBoard
 
-A resumed run takes back what was written after its checkpoint.
+A resumed run removes what was logged after its checkpoint. Another logger is one more class with
+`log` and `close`, in the list of `Journal.open`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-import numpy as np
-from PIL import Image
-from torch import Tensor
-
+from dml.distributed.team import Team
 from dml.errors import RunError
-from dml.gpw.monitor import Histogram, PairReport
+from dml.run_folder.events import Evaluation, Event, Training
 from dml.run_folder.files import Lines
+from dml.run_folder.progress import Progress
+from dml.run_folder.tensorboard_log import TensorBoard
 
-# metric -> its name in TensorBoard
-METRICS = {
-    "images": "train/images",
-    "loss": "train/loss",
-    "lr": "train/learning_rate",
-    "gradient_norm": "train/gradient_norm",
-    "anchors_mined": "pairs/anchors_mined",
-    "positives_per_anchor": "pairs/positives_per_anchor",
-    "negatives_per_anchor": "pairs/negatives_per_anchor",
-    "steps_without_pairs": "pairs/steps_without",
-}
-TIMING = {
-    "images_per_second": "speed/images_per_second",
-    "seconds_data": "speed/seconds_data",
-    "seconds_forward": "speed/seconds_forward",
-    "seconds_loss": "speed/seconds_loss",
-    "seconds_backward": "speed/seconds_backward",
-    "seconds_optimizer": "speed/seconds_optimizer",
-    "bytes_sent": "speed/bytes_sent",
-    "memory_bytes": "speed/memory_bytes",
-}
+
+class Logger(Protocol):
+    """Takes the events it cares for. OSError: it cannot be written."""
+
+    def log(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """size: the length of metrics.jsonl at the run's checkpoint."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.metrics = Lines(folder / "metrics.jsonl", size)
+        self.timing = Lines(folder / "timing.jsonl", None)
+
+    def log(self, event: Event) -> None:
+        match event:
+            case Training(step, metrics, timing):
+                self.metrics.write({"step": step, **metrics})
+                self.timing.write({"step": step, "time": round(time.time(), 3), **timing})
+            case Evaluation(step, split, scores, _):
+                self.metrics.write({"step": step, "split": split, **scores})
+
+    def close(self) -> None:
+        self.metrics.file.close()
+        self.timing.file.close()
 
 
 class Journal:
-    """Of the first process. step and size: of which step the run's checkpoint is, and how long
-    metrics.jsonl was then.
+    """Passes every event to the loggers. A process other than the first has none: its journal is
+    silent.
 
-    What cannot be written (a full disk) does not raise: it becomes the `problem`, about which the
-    processes can do something together.
+    What cannot be written (a full disk) does not raise here: it is noted for the team's next meeting,
+    where all processes fail together.
     """
 
-    def __init__(self, folder: Path, step: int = 0, size: int = 0) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # slow, and only for one process
+    def __init__(self, folder: Path, note: Callable[[Exception], None]) -> None:
+        self.folder, self.note = folder, note
+        self.lines: JsonLines | None = None
+        self.loggers: list[Logger] = []
 
-        self.folder = folder
-        self.problem: RunError | None = None
-        with self.noting():
-            self.metrics = Lines(folder / "metrics.jsonl", size)
-            self.timing = Lines(folder / "timing.jsonl", None)
-            # events after the checkpoint are hidden
-            purge = step + 1 if step else 0
-            self.board: Any = SummaryWriter(str(folder), purge_step=purge, flush_secs=30)
+    @classmethod
+    def open(cls, team: Team, folder: Path, progress: Progress) -> Journal:
+        """progress: as the run's checkpoint has it."""
+        journal = cls(folder, team.note)
+        if team.first:
+            with journal.noting():
+                journal.lines = JsonLines(folder, progress.metrics_size)
+                journal.loggers = [journal.lines, TensorBoard(folder, progress.step)]
+                if journal.lines.metrics.lost:
+                    team.say(
+                        "metrics.jsonl is shorter than at the checkpoint: lines of it are lost"
+                    )
+        return journal
 
     @contextmanager
     def noting(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            self.problem = RunError(
-                f"the journal in {self.folder} cannot be written: {error.strerror}; make room, and "
-                "continue with the same command"
-            )
+            self.note(self.problem(error))
 
-    def training(
-        self, step: int, metrics: Mapping[str, float | None], timing: Mapping[str, float]
-    ) -> None:
-        with self.noting():
-            self.metrics.write({"step": step, **metrics})
-            self.timing.write({"step": step, "time": round(time.time(), 3), **timing})
-            for names, values in ((METRICS, metrics), (TIMING, timing)):
-                for key, value in values.items():
-                    if value is not None:
-                        self.board.add_scalar(names[key], value, step)
-
-    def size(self) -> int:
-        """How long metrics.jsonl is, once it is all on disk."""
-        with self.noting():
-            return self.metrics.synced()
-        return 0
-
-    def pairs(self, step: int, report: PairReport) -> None:
-        with self.noting():
-            for name, histogram in (
-                ("positive_similarities", report.positive_similarities),
-                ("negative_similarities", report.negative_similarities),
-                ("log10_weights", report.weights),
-            ):
-                self.histogram(f"pairs/{name}", histogram, step)
-
-    def histogram(self, tag: str, h: Histogram, step: int) -> None:
-        counts = h.counts.cpu().numpy()
-        if not counts.any():
-            return
-        edges = np.linspace(h.low, h.high, len(counts) + 1)
-        middles = (edges[1:] + edges[:-1]) / 2
-        self.board.add_histogram_raw(
-            tag,
-            min=middles[counts > 0].min(),
-            max=middles[counts > 0].max(),
-            num=counts.sum(),
-            sum=(counts * middles).sum(),
-            sum_squares=(counts * middles**2).sum(),
-            bucket_limits=edges[1:].tolist(),
-            bucket_counts=counts.tolist(),
-            global_step=step,
+    def problem(self, error: OSError) -> RunError:
+        return RunError(
+            f"the journal in {self.folder} cannot be written: {error.strerror}; make room, and "
+            "resume with the same command"
         )
 
-    def evaluation(
-        self, step: int, split: str, scores: Mapping[str, float], picture: Image.Image
-    ) -> None:
+    def log(self, event: Event) -> None:
         with self.noting():
-            self.metrics.write({"step": step, "split": split, **scores})
-            for key, value in scores.items():
-                self.board.add_scalar(f"{split}/{key}", value, step)
-            self.board.add_image(f"{split}/nearest", np.asarray(picture), step, dataformats="HWC")
-            self.board.flush()
+            for logger in self.loggers:
+                logger.log(event)
 
-    def projector(self, embeddings: Tensor, names: list[str], thumbnails: Tensor) -> None:
-        """thumbnails: n x h x w x 3, uint8."""
-        images = thumbnails.permute(0, 3, 1, 2).float() / 255
-        with self.noting():
-            self.board.add_embedding(embeddings.float(), metadata=names, label_img=images)
-
-    def hparams(
-        self, config: Mapping[str, Mapping[str, object]], scores: Mapping[str, float]
-    ) -> None:
-        """The settings and scores of the run, for TensorBoard's table of runs."""
-        from torch.utils.tensorboard.summary import hparams
-
-        settings = {
-            f"{section}.{key}": value if isinstance(value, bool | int | float | str) else str(value)
-            for section, values in config.items()
-            for key, value in values.items()
-        }
-        # the table shows the last of these, which is the final evaluation's
-        for summary in hparams(settings, {f"test/{key}": score for key, score in scores.items()}):  # type: ignore[no-untyped-call]
-            self.board.file_writer.add_summary(summary)
+    def size(self) -> int:
+        """The length of metrics.jsonl, once all of it is on disk; RunError if that fails."""
+        try:
+            return self.lines.metrics.synced() if self.lines else 0
+        except OSError as error:
+            raise self.problem(error) from None
 
     def close(self) -> None:
         with self.noting():
-            self.board.close()
-            self.metrics.file.close()
-            self.timing.file.close()
+            for logger in self.loggers:
+                logger.close()

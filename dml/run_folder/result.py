@@ -12,8 +12,29 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dml.errors import RunError
+from dml.plan import Plan
 from dml.run_folder.files import write_json, write_whole
 from dml.run_folder.folder import RESULT
+from dml.run_folder.progress import Progress
+
+
+def result_of(
+    scores: Mapping[str, float], progress: Progress, plan: Plan, seed: int
+) -> dict[str, Any]:
+    """The content of result.json. scores: of the test classes, with the weights of the final step."""
+    step, chosen = progress.final_step, progress.best_step is not None
+    return {
+        **scores,
+        "step": step,
+        "images": step * plan.batch_size,
+        "trained_steps": progress.step,
+        "steps_without_pairs": progress.without_pairs / progress.step,
+        "validation_recall@1": progress.best_recall if chosen else None,
+        "untrained": progress.untrained,
+        "seed": seed,
+        "seconds": round(progress.seconds, 3),
+        "world_size": plan.processes,
+    }
 
 
 def write_result(
@@ -32,3 +53,13 @@ def write_result(
             f"the result of {folder} cannot be written: {error.strerror}; the same command tries "
             "again"
         ) from None
+
+
+def summary(folder: Path, result: Mapping[str, Any]) -> str:
+    """The last lines of a training."""
+    lines = [f"{folder}: nearest.png, result.json; tensorboard --logdir {folder.parent}"]
+    if result["untrained"]:
+        before, after = result["untrained"]["recall@1"], result["recall@1"]
+        text = f"Recall@1 of the test classes: {before:.1%} untrained, {after:.1%} trained"
+        lines.insert(0, text)
+    return "\n".join(lines)

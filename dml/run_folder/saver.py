@@ -1,114 +1,123 @@
-"""Where a run stands, and how it is kept: the checkpoints of a run that is on its way."""
+"""How a run is saved, and found again."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dml.distributed.full_state import read_slots, read_weights
-from dml.distributed.processes import from_first, together
-from dml.errors import CheckpointError, NotFiniteError, RunError
+from dml.distributed.full_state import read_slots, read_weights, write_slots
+from dml.distributed.processes import settle_buckets
+from dml.distributed.team import Team
+from dml.errors import RunError
+from dml.models import Embedder
 from dml.run_folder import checkpoint
 from dml.run_folder.checkpoint import Checkpoint
+from dml.run_folder.journal import Journal
+from dml.run_folder.progress import Progress
 
+CHECKPOINTS = "checkpoints"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
-@dataclass
-class Progress:
-    """What is not here, the batches, crops and learning rates of every step, is a function of the
-    config and the step."""
-
-    step: int = 0  # updates done
-    evaluated: int = -1  # the step that was evaluated last
-    without_pairs: int = 0  # steps that found no informative pair
-    best_step: int | None = None  # by the validation classes
-    best_recall: float = -1.0
-    stale: int = 0  # evaluations since
-    untrained: dict[str, float] | None = None  # scores of the test classes at step 0
-    seconds: float = 0.0
-    metrics_size: int = 0  # bytes of metrics.jsonl
-
-    def improves(self, recall: float) -> bool:
-        """Note an evaluation of the validation classes; whether it is the best so far."""
-        self.stale += 1
-        if recall <= self.best_recall:
-            return False
-        self.best_step, self.best_recall, self.stale = self.step, recall, 0
-        return True
-
-
-def last_checkpoint(
-    accelerator: Accelerator, root: Path, shards: str
-) -> tuple[Checkpoint | None, list[str]]:
-    """The last whole checkpoint, and a sentence for every later one that is damaged. Only the first
-    process looks: the others need not see its folder. shards: the checksum of what is trained on."""
-    last, damaged = checkpoint.read_last(root) if accelerator.is_main_process else (None, [])
-    with together(accelerator, RunError):
+def last_checkpoint(team: Team, folder: Path, shards: str) -> Checkpoint | None:
+    """The last whole checkpoint; damaged later ones are named and skipped. Only the first process
+    looks: the others need not see its folder. shards: the checksum of the training data."""
+    last, damaged = checkpoint.read_last(folder / CHECKPOINTS) if team.first else (None, [])
+    for sentence in damaged:
+        team.say(f"a damaged checkpoint is skipped: {sentence}")
+    with team.together():
         if last is not None and last.state["shards"] != shards:
             raise RunError(
-                f"{root.parent} was trained on other shards; set data.shards to those it began "
-                "with, or run.name to another name"
+                f"{folder} was trained on other shards; set data.shards to those it began with, or "
+                "run.name to another name"
             )
-    return from_first(accelerator, last), damaged
+    return team.from_first(last)
 
 
-class Keeper:
-    """Saves a run. All processes call it at the same time; the first one writes."""
+def restore(
+    team: Team, last: Checkpoint | None, model: Embedder, optimizer: Optimizer
+) -> tuple[Any, Any, Progress]:
+    """The model and the optimizer as accelerate wraps them, in the state of the last checkpoint, and
+    where the run stands. Without a checkpoint they start as they are."""
+    progress = Progress(**last.state["progress"]) if last else Progress()
+    if last:
+        model.load_state_dict(last.tensors[MODEL])
+        team.say(f"resuming after step {progress.step:,}")
+    size = model.spec.size
+    wrapped, optimizer = team.accelerator.prepare(model, optimizer)
+    if last:
+        write_slots(team.accelerator, wrapped, optimizer, last.tensors[OPTIMIZER], progress.step)
+    images = torch.zeros(2, size, size, 3, dtype=torch.uint8, device=team.device)
+    settle_buckets(wrapped, images)
+    return wrapped, optimizer, progress
+
+
+class Saver:
+    """Saves a run. All processes call it at the same time; the first one writes.
+
+    step: that of the last checkpoint.
+    """
 
     def __init__(
         self,
-        accelerator: Accelerator,
-        root: Path,
+        team: Team,
+        folder: Path,
         shards: str,
         model: nn.Module,
         optimizer: Optimizer,
-        step: int,
+        progress: Progress,
+        journal: Journal,
     ) -> None:
-        self.accelerator, self.root, self.shards = accelerator, root, shards
+        self.team, self.root, self.shards = team, folder / CHECKPOINTS, shards
         self.model, self.optimizer = model, optimizer
-        self.step, self.time = step, time.monotonic()
+        self.progress, self.journal = progress, journal
+        self.step, self.time = progress.step, time.monotonic()
 
     def age(self) -> float:
         """Seconds since the last checkpoint."""
         return time.monotonic() - self.time
 
-    def save(self, progress: Progress) -> None:
-        """The checkpoint of this step, unless there is one (before the first there is nothing)."""
+    def save(self) -> None:
+        """Write a checkpoint of this step, unless there is one; at step 0 there is nothing to save."""
+        progress, accelerator = self.progress, self.team.accelerator
+        with self.team.together():
+            progress.metrics_size = self.journal.size()
         if progress.step not in (0, self.step):
-            weights = read_weights(self.accelerator, self.model)
-            slots = read_slots(self.accelerator, self.model, self.optimizer)
-            with together(self.accelerator, CheckpointError, NotFiniteError):
-                if self.accelerator.is_main_process:
+            weights = read_weights(accelerator, self.model)
+            slots = read_slots(accelerator, self.model, self.optimizer)
+            with self.team.together():
+                if self.team.first:
                     files = {MODEL: weights, OPTIMIZER: slots}
-                    checkpoint.write_step(self.root, self.state(progress), files)
+                    checkpoint.write_step(self.root, self.state(), files)
         self.step, self.time = progress.step, time.monotonic()
 
-    def save_best(self, progress: Progress) -> None:
-        weights = read_weights(self.accelerator, self.model)
-        with together(self.accelerator, CheckpointError, NotFiniteError):
-            if self.accelerator.is_main_process:
-                name = checkpoint.best_name(progress.step)
-                checkpoint.write(self.root, name, self.state(progress), {MODEL: weights})
+    def save_best(self) -> None:
+        """Write the weights of this step, the best so far by the validation classes."""
+        weights = read_weights(self.team.accelerator, self.model)
+        with self.team.together():
+            if self.team.first:
+                name = checkpoint.best_name(self.progress.step)
+                checkpoint.write(self.root, name, self.state(), {MODEL: weights})
 
-    def best(self, step: int) -> dict[str, Tensor]:
-        """The weights that `save_best` has kept of a step."""
+    def best(self) -> dict[str, Tensor]:
+        """The weights that `save_best` wrote last."""
         weights: dict[str, Tensor] = {}
-        with together(self.accelerator, CheckpointError):
-            if self.accelerator.is_main_process:
-                weights = checkpoint.read(self.root / checkpoint.best_name(step)).tensors[MODEL]
-        return from_first(self.accelerator, weights)
+        with self.team.together():
+            if self.team.first:
+                name = checkpoint.best_name(self.progress.best_step)
+                weights = checkpoint.read(self.root / name).tensors[MODEL]
+        return self.team.from_first(weights)
 
-    def state(self, progress: Progress) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {
-            "step": progress.step,
-            "best": progress.best_step,
+            "step": self.progress.step,
+            "best": self.progress.best_step,
             "shards": self.shards,
-            "progress": asdict(progress),
+            "progress": asdict(self.progress),
         }

@@ -1,0 +1,105 @@
+"""The processes of a run, as one of them sees the others.
+
+A mistake that one process meets alone (a folder missing on its machine, a damaged shard, a full disk,
+a signal) must not leave the others waiting in a collective. So processes fail, save and leave
+together, in one of two ways:
+
+    with team.together():            set-up: all get through the block, or all raise the same mistake
+        ...
+    batch = team.fetch(batches)      training: a problem of this process is noted ...
+    if team.meet(save=due):          ... and the next meeting raises it on all of them, or raises
+        save()                       Interrupted on all of them, or agrees to save
+
+Any other exception ends its process at once, and the launcher ends the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import Tensor
+from tqdm import tqdm
+
+from dml.distributed.signals import Interrupt, Interrupted
+from dml.errors import MISTAKES, NotFiniteError
+from shards.item import ShardError
+
+Value = TypeVar("Value")
+Batch = tuple[Tensor, Tensor]  # images, and a number for each
+
+# what a process wants at a meeting; the largest wish of any process is granted
+CONTINUE, SAVE, LEAVE, FAIL = range(4)
+
+
+class Team:
+    """problem: what this process has noted, and raises at the next meeting."""
+
+    def __init__(self, accelerator: Accelerator, interrupt: Interrupt) -> None:
+        self.accelerator, self.interrupt = accelerator, interrupt
+        self.rank: int = accelerator.process_index
+        self.size: int = accelerator.num_processes
+        self.first: bool = accelerator.is_main_process
+        self.device: torch.device = accelerator.device
+        self.problem: Exception | None = None
+
+    def say(self, text: str) -> None:
+        """Print a line, on the first process only, above any progress bar."""
+        if self.first:
+            tqdm.write(text)
+
+    def from_first(self, value: Value) -> Value:
+        """The first process's value, on all of them."""
+        values = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values, 0)
+        return values[0]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All processes get through this block, or all raise the same mistake."""
+        problem: Exception | None = None
+        try:
+            yield
+            problem = self.problem
+        except (*MISTAKES, NotFiniteError) as error:
+            problem = error
+        if self.size > 1:
+            everyone: list[Exception | None] = [None] * self.size
+            dist.all_gather_object(everyone, problem)
+            problem = next((error for error in everyone if error is not None), None)
+        if problem is not None:
+            raise problem from None
+
+    def note(self, problem: Exception) -> None:
+        """Fail at the next meeting, on all processes."""
+        self.problem = self.problem or problem
+
+    def fetch(self, batches: Iterator[Batch]) -> Batch:
+        """The next batch of this process. If it cannot be read the reason is noted, and the batch is
+        empty: go to the next meeting with it."""
+        try:
+            return next(batches)
+        except ShardError as error:
+            # a loader's worker wraps the sentence in its traceback
+            self.note(ShardError(str(error).rpartition("ShardError: ")[2].strip()))
+            return torch.empty(0), torch.empty(0)
+
+    def meet(self, save: bool = False) -> bool:
+        """Between two batches: fail together, leave together, or agree whether to save."""
+        wishes = {FAIL: self.problem, LEAVE: self.interrupt.received, SAVE: save, CONTINUE: True}
+        wish = max(each for each, wanted in wishes.items() if wanted)
+        if self.size > 1:
+            largest = torch.tensor(wish, device=self.device)
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+            wish = int(largest)
+        if wish == FAIL:
+            with self.together():
+                pass
+        if wish == LEAVE:
+            raise Interrupted
+        return wish == SAVE

@@ -1,0 +1,150 @@
+"""The story of a run: build, resume, loop, finish.
+
+Every process runs this at the same time. `team` is what a process knows of the others, and the only
+way in which they fail, save or leave together. Only the first process looks into the run's folder.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from typing import Any
+
+from dml.config import Config, flatten
+from dml.data.loader import loader
+from dml.data.splits import read_splits, train_batches
+from dml.distributed.full_state import read_weights, write_weights
+from dml.distributed.signals import Interrupted
+from dml.distributed.team import Team
+from dml.errors import NotFiniteError
+from dml.evaluate import Evaluator, evaluation_due
+from dml.models import make_model
+from dml.optim import learning_rate, make_optimizer, set_learning_rate
+from dml.plan import plan
+from dml.run_folder.clock import Clock
+from dml.run_folder.events import End
+from dml.run_folder.folder import folder_of, hold, is_finished, open_folder, write_plan
+from dml.run_folder.journal import Journal
+from dml.run_folder.reporter import Reporter
+from dml.run_folder.result import result_of, summary, write_result
+from dml.run_folder.saver import Saver, last_checkpoint, restore
+from dml.step import make_loss_fn, seed_random_layers, update
+
+
+def train(config: Config, team: Team, cleanup: ExitStack) -> None:
+    """Train what the config asks for, or what is left of it.
+
+    cleanup: closed when all processes have ended; the run's folder is reserved until then.
+    """
+    run = Run(config, team, cleanup)
+    if team.from_first(team.first and is_finished(run.folder)):
+        team.say(f"{run.folder} is finished already: see its result.json")
+        return
+    run.resume()
+    with closing(run.journal), closing(run.reporter):
+        try:
+            run.loop()
+            run.finish()
+        except Interrupted:
+            run.saver.save()
+            signal = team.interrupt.received or "a signal to another process"
+            done = f"after step {run.progress.step:,} of {run.plan.steps:,}"
+            raise Interrupted(f"stopped by {signal} {done}; the same command resumes") from None
+        except NotFiniteError as error:
+            since = f"step {run.saver.step:,}, of the last checkpoint"
+            raise NotFiniteError(
+                f"training diverged between {since}, and step {run.progress.step + 1:,}: {error}; lower "
+                "optim.lr, or look at the images of these steps"
+            ) from None
+
+
+class Run:
+    """A run on this process."""
+
+    def __init__(self, config: Config, team: Team, cleanup: ExitStack) -> None:
+        """Build: whatever is wrong with the config, the data or the machine shows here."""
+        self.config, self.team, self.folder = config, team, folder_of(config)
+        with team.together():
+            self.splits = read_splits(config)
+            self.plan = plan(config, team.size, *self.splits.sizes)
+            self.model: Any = make_model(config.model, config.data, config.run.seed)
+            self.loss_fn = make_loss_fn(config, team.size, team.device)
+            if team.first:
+                cleanup.enter_context(hold(open_folder(config)))
+        self.spec = self.model.spec
+        if config.engine.precision == "fp64":
+            self.model = self.model.double()
+
+    def resume(self) -> None:
+        """Start from the run's own last checkpoint, else the weights of the config, else scratch."""
+        config, team, folder, splits = self.config, self.team, self.folder, self.splits
+        last = last_checkpoint(team, folder, splits.checksum)
+        optimizer = make_optimizer(config.optim, self.model)
+        model, optimizer, progress = restore(team, last, self.model, optimizer)
+        self.model, self.optimizer, self.progress = model, optimizer, progress
+        with team.together():
+            self.journal = journal = Journal.open(team, folder, progress)
+            if team.first:
+                write_plan(folder, self.plan)
+        team.say(f"{self.plan}\n{'folder':<25}  {folder}")
+        self.clock = clock = Clock(team.device, progress.seconds)
+        self.saver = Saver(team, folder, splits.checksum, model, optimizer, progress, journal)
+        self.evaluator = Evaluator(team, splits, self.spec, config, self.plan, journal)
+        self.reporter = Reporter(
+            team, journal, self.plan, config.run, self.loss_fn, clock, progress
+        )
+
+    def loop(self) -> None:
+        """Evaluate where it is due, fetch a batch, meet the others, update; until the last step."""
+        config, team, progress, steps = self.config, self.team, self.progress, self.plan.steps
+        own = train_batches(self.splits, config, self.spec, team.rank, team.size)
+        order = range(progress.step, steps)
+        batches = loader(own, order, config.data.workers, config.data.prefetch)
+        while True:
+            which = evaluation_due(config.eval, progress.step, steps)
+            if which and progress.evaluated != progress.step:
+                scores = self.evaluator(self.model, which, progress.step).scores
+                if progress.is_best(which, scores):
+                    self.saver.save_best()
+            if progress.step == steps or progress.stale == config.eval.patience:
+                return
+
+            with self.clock("data"):
+                batch = team.fetch(batches)
+            if team.meet(save=self.saver.age() > 60 * config.save.every_minutes):
+                self.saver.save()
+            images, labels = (x.to(team.device, non_blocking=True) for x in batch)
+            seed_random_layers(config.run.seed, progress.step, team.rank)
+            lr = learning_rate(config.optim, progress.step, steps)
+            set_learning_rate(self.optimizer, lr)
+            done = update(
+                team.accelerator,
+                self.model,
+                self.loss_fn,
+                self.optimizer,
+                images,
+                labels,
+                config.engine.micro_batch,
+                self.clock,
+            )
+            progress.count(done.loss, self.clock.total())
+            metrics = {"loss": done.loss, "lr": lr, "gradient_norm": done.gradient_norm}
+            self.reporter.report(metrics, done.embeddings, labels)
+
+    def finish(self) -> None:
+        """Evaluate the best step by the validation classes, or else the last; write the result."""
+        team, progress, accelerator = self.team, self.progress, self.team.accelerator
+        self.saver.save()
+        if progress.best_step is not None:
+            write_weights(accelerator, self.model, self.saver.best())
+        found = self.evaluator(self.model, "test", progress.final_step)
+        weights = read_weights(accelerator, self.model)
+        progress.seconds = self.clock.total()
+        result = result_of(found.scores, progress, self.plan, self.config.run.seed)
+        with team.together():
+            if found.picture:
+                some = self.evaluator.thumbnails(self.splits.test, found.embeddings)
+                self.journal.log(End(flatten(self.config), found.scores, *some))
+        with team.together():
+            if found.picture:
+                write_result(self.folder, weights, found.picture, result)
+        team.say(summary(self.folder, result))
