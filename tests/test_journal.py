@@ -9,12 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
+from dml.errors import RunError
 from dml.gpw.monitor import Histogram, PairReport
 from dml.run_folder.clock import Clock
-from dml.run_folder.journal import METRICS, TIMING, Journal
+from dml.run_folder.events import End, Evaluation, Pairs, Training
+from dml.run_folder.journal import Journal
+from dml.run_folder.progress import Progress
+from dml.run_folder.tensorboard_log import NAMES
 
-METRIC = {name: 0.5 for name in METRICS}
-TIME = {name: 2.0 for name in TIMING}
+METRIC = {name: 0.5 for name, tag in NAMES.items() if not tag.startswith("speed/")}
+TIME = {name: 2.0 for name, tag in NAMES.items() if tag.startswith("speed/")}
 RED = Image.new("RGB", (20, 10), (255, 0, 0))
 
 
@@ -29,21 +33,34 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+class Alone:
+    """As much of a team as a journal needs."""
+
+    first = True
+
+    def __init__(self):
+        self.said, self.problems = [], []
+        self.say, self.note = self.said.append, self.problems.append
+
+
+def opened(folder, step=0, size=0, team=None):
+    return Journal.open(team or Alone(), folder, Progress(step=step, metrics_size=size))
+
+
 def test_tensorboard_finds_what_was_written(tmp_path):
     counts = torch.zeros(64, dtype=torch.float64)
     counts[32] = 7
     h = Histogram(-1.0, 1.0, counts)
-    journal = Journal(tmp_path)
-    journal.training(10, METRIC, TIME)
-    journal.pairs(10, PairReport(1.0, 1.0, 1.0, h, h, h))
-    journal.evaluation(10, "test", {"recall@1": 0.25, "map@r": 0.125}, RED)
-    journal.hparams(
-        {"loss": {"beta": 50.0, "mine": True}, "eval": {"ks": [1, 2]}}, {"recall@1": 0.3}
-    )
-    journal.projector(torch.eye(3), ["a", "b", "c"], torch.zeros(3, 8, 8, 3, dtype=torch.uint8))
+    journal = opened(tmp_path)
+    journal.log(Training(10, METRIC, TIME))
+    journal.log(Pairs(10, PairReport(1.0, 1.0, 1.0, h, h, h)))
+    journal.log(Evaluation(10, "test", {"recall@1": 0.25, "map@r": 0.125}, RED))
+    settings = {"loss.beta": 50.0, "loss.mine": True, "eval.ks": [1, 2]}
+    pictures = torch.zeros(3, 8, 8, 3, dtype=torch.uint8)
+    journal.log(End(settings, {"recall@1": 0.3}, torch.eye(3), ["a", "b", "c"], pictures))
     journal.close()
     found = events(tmp_path)
-    for tag in (*METRICS.values(), *TIMING.values(), "test/recall@1"):
+    for tag in (*NAMES.values(), "test/recall@1"):
         assert len(found.Scalars(tag)) == 1
     assert found.Scalars("test/map@r")[0].value == 0.125
     histogram = found.Histograms("pairs/positive_similarities")[0].histogram_value
@@ -55,17 +72,17 @@ def test_tensorboard_finds_what_was_written(tmp_path):
 
 
 def test_a_resumed_journal_takes_back_what_came_after_the_checkpoint(tmp_path):
-    journal = Journal(tmp_path)
-    journal.training(10, METRIC, TIME)
+    journal = opened(tmp_path)
+    journal.log(Training(10, METRIC, TIME))
     size = journal.size()
-    journal.training(20, METRIC, TIME)
-    journal.evaluation(20, "test", {"recall@1": 0.25}, RED)
+    journal.log(Training(20, METRIC, TIME))
+    journal.log(Evaluation(20, "test", {"recall@1": 0.25}, RED))
     journal.close()
     whole = (tmp_path / "metrics.jsonl").read_bytes()
-    again = Journal(tmp_path, step=10, size=size)
+    again = opened(tmp_path, step=10, size=size)
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [10]
-    again.training(20, METRIC, TIME)
-    again.evaluation(20, "test", {"recall@1": 0.25}, RED)
+    again.log(Training(20, METRIC, TIME))
+    again.log(Evaluation(20, "test", {"recall@1": 0.25}, RED))
     again.close()
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole
     assert [line["step"] for line in lines(tmp_path / "timing.jsonl")] == [10, 20, 20]
@@ -73,20 +90,20 @@ def test_a_resumed_journal_takes_back_what_came_after_the_checkpoint(tmp_path):
 
 
 def test_a_run_that_begins_again_without_a_checkpoint_begins_anew(tmp_path):
-    journal = Journal(tmp_path)
-    journal.training(10, METRIC, TIME)
+    journal = opened(tmp_path)
+    journal.log(Training(10, METRIC, TIME))
     journal.close()
-    again = Journal(tmp_path)
+    again = opened(tmp_path)
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
-    again.training(10, METRIC, TIME)
+    again.log(Training(10, METRIC, TIME))
     again.close()
     assert [event.step for event in events(tmp_path).Scalars("train/loss")] == [10]
 
 
 def test_lines_that_were_lost_are_noticed(tmp_path):
-    journal = Journal(tmp_path, step=10, size=100)
-    assert journal.metrics.lost == 100
-    journal.close()
+    team = Alone()
+    opened(tmp_path, step=10, size=100, team=team).close()
+    assert team.said == ["metrics.jsonl is shorter than at the checkpoint: lines of it are lost"]
 
 
 def full(line):
@@ -94,17 +111,39 @@ def full(line):
 
 
 def test_a_disk_that_is_full_is_a_problem_to_be_told(tmp_path, monkeypatch):
-    journal = Journal(tmp_path)
+    team = Alone()
+    journal = opened(tmp_path, team=team)
     with monkeypatch.context() as patch:
-        patch.setattr(journal.metrics, "write", full)
-        journal.training(10, METRIC, TIME)
+        patch.setattr(journal.lines.metrics, "write", full)
+        journal.log(Training(10, METRIC, TIME))
     journal.close()
-    assert "cannot be written: No space left on device; make room" in str(journal.problem)
+    assert "cannot be written: No space left on device; make room" in str(team.problems[0])
+
+
+def test_a_size_that_cannot_be_synced_is_refused(tmp_path, monkeypatch):
+    """A checkpoint that took the size for 0 would make the next resume remove all metrics."""
+    journal = opened(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match="cannot be written: No space left on device"):
+            journal.size()
+    journal.close()
+
+
+def test_on_another_rank_a_journal_is_silent(tmp_path):
+    team = Alone()
+    team.first = False
+    journal = opened(tmp_path, team=team)
+    journal.log(Training(10, METRIC, TIME))
+    journal.log(Evaluation(10, "test", {"recall@1": 0.25}, RED))
+    assert journal.size() == 0
+    journal.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_numbers_survive_the_file(tmp_path):
-    journal = Journal(tmp_path)
-    journal.training(10, {"loss": 1 / 3, "gradient_norm": None}, {})
+    journal = opened(tmp_path)
+    journal.log(Training(10, {"loss": 1 / 3, "gradient_norm": None}, {}))
     journal.close()
     assert lines(tmp_path / "metrics.jsonl") == [{"step": 10, "loss": 1 / 3, "gradient_norm": None}]
 

@@ -22,13 +22,18 @@ from safetensors.torch import load_file
 
 from dml import embed, search
 from dml.config import load, to_yaml
+from dml.data.splits import read_splits
+from dml.distributed.signals import Interrupt
+from dml.distributed.team import Team
 from dml.errors import RunError
-from dml.evaluate import Evaluator, of_test_split
+from dml.evaluate import Evaluator
 from dml.inference import embedded, trained
 from dml.inference.picture import CELL, FRAME, GAP, PLAIN, RIGHT, WRONG
 from dml.inference.trained import load_trained
 from dml.models import make_model
-from dml.run_folder.folder import write_result
+from dml.plan import plan
+from dml.run_folder.journal import Journal
+from dml.run_folder.result import write_result
 from shards.index import ImageReader, load_index
 
 ICONS = ROOT / "shards" / "bundled" / "icons-mini"
@@ -171,9 +176,15 @@ def test_a_run_that_cannot_be_used_is_explained(tmp_path, photos, capsys, damage
 
 def test_shards_are_embedded_as_in_evaluation(run, icon_set):
     index, model = load_index(ICONS), load_trained(run)
-    here = SimpleNamespace(process_index=0, num_processes=1, device=model.head.weight.device)
-    evaluator = Evaluator(here, index, model.spec, (1,), 256, 0, 2, lambda problem: None)
-    expected = evaluator.embed(model, of_test_split(index)).cpu().numpy()
+    config = load(run / "config.yaml", [f"data.shards={ICONS}"])
+    splits = read_splits(config)
+    numbers = plan(config, 1, *splits.sizes)
+    here = SimpleNamespace(
+        process_index=0, num_processes=1, is_main_process=True, device=model.head.weight.device
+    )
+    team = Team(here, Interrupt())
+    evaluator = Evaluator(team, splits, model.spec, config, numbers, Journal(run, team.note))
+    expected = evaluator.embed(model, splits.test).cpu().numpy()
     X = vectors(icon_set)
     assert X.dtype == np.float32
     assert np.array_equal(X, expected)
@@ -323,7 +334,7 @@ def failing(monkeypatch, owner, name, error, after=0):
     monkeypatch.setattr(owner, name, call)
 
 
-STAGES = [(trained.Embedder, "forward", 2), (embedded, "write_synced", 1), (embedded, "sync", 0)]
+STAGES = [(trained.Embedder, "forward", 2), (embedded, "write_synced", 1), (embedded, "sync_folder", 0)]
 
 
 @pytest.mark.parametrize(
