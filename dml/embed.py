@@ -3,14 +3,14 @@
     python dml/embed.py runs/icons_mini photos --out embedded/photos
     python dml/embed.py runs/icons_mini data/sop --split test --out embedded/sop
 
-IMAGES is a folder of .jpg, .jpeg and .png files, with sub-folders or without (the sub-folder an image
-stands in is its class), or a folder of shards. DIR gets, whole or not at all:
+IMAGES is a folder of .jpg, .jpeg and .png files, with sub-folders or without (the sub-folder that an
+image is in is its class), or a folder of shards. DIR is written whole or not at all:
 
     embeddings.npy      n x d float32, unit length: similarities are dot products
-    index.jsonl         a line an embedding, in the same order: {"image": "mug/1.jpg", "class": "mug"}
+    index.jsonl         a line per embedding, in the same order: {"image": "mug/1.jpg", "class": "mug"}
     info.json           which model, which images, how many
 
-An image is embedded as in evaluation: its middle, at the size that the model was trained for. The
+An image is embedded as in evaluation: its centre crop, at the size that the model was trained for. The
 result does not depend on --workers. Exit codes: 0 done, 2 a mistake in what was asked for.
 """
 
@@ -21,6 +21,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from dml.errors import MISTAKES, NotFiniteError
+from shards.cores import available_cores
+from shards.item import ShardError
 
 DONE, MISTAKE, STOPPED = 0, 2, 130  # 130: of Ctrl-C
 
@@ -40,18 +44,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="which images of shards (default: all)",
     )
     parser.add_argument(
-        "--batch", type=int, default=256, metavar="N", help="images at a time (256)"
+        "--batch", type=int, default=256, metavar="N", help="images per forward pass (256)"
     )
     parser.add_argument(
         "--workers",
         type=int,
         metavar="N",
-        help="processes that decode images (one a core, up to 8)",
+        help="processes that decode images (one per core, up to 8)",
     )
     parser.add_argument(
         "--skip-unreadable",
         action="store_true",
-        help="leave out images that cannot be read, and name them; otherwise the first ends it",
+        help="leave out images that cannot be read, and name them; without this flag the first one is an error",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace DIR if this program wrote it"
@@ -65,14 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    # after parsing: --help needs no torch
-    from dml.errors import EmbeddedError, ModelError, NotFiniteError, RunError
-    from shards.item import ShardError
-
     try:
         print(embed_images(args))
         return DONE
-    except (EmbeddedError, ModelError, NotFiniteError, RunError, ShardError, OSError) as error:
+    except (*MISTAKES, NotFiniteError, OSError) as error:
         print(f"dml/embed.py: {error}", file=sys.stderr)
         return MISTAKE
     except KeyboardInterrupt:
@@ -81,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def embed_images(args: argparse.Namespace) -> str:
-    """Write the folder; returns the line that sums it up."""
+    """Write the folder; return a line that sums it up."""
+    # after parsing: --help needs no torch
     from itertools import compress
 
     from tqdm import tqdm
@@ -89,8 +90,6 @@ def embed_images(args: argparse.Namespace) -> str:
     from dml.data.sources import Rows, find_images
     from dml.inference.embedded import Embedded, Info, refuse_occupied, write
     from dml.inference.trained import embed, load_trained, model_sha256
-    from shards.cores import available_cores
-    from shards.item import ShardError
 
     def unreadable(path: Path, reason: str) -> None:
         sentence = f"{path} cannot be read as an image ({reason})"

@@ -1,20 +1,21 @@
-"""Find the nearest of a set of images to an image, or to each of a folder of images.
+"""Find the nearest neighbours of an image, or of each image of a folder, in a set of images.
 
     python dml/embed.py runs/icons_mini photos --out embedded/photos
     python dml/search.py runs/icons_mini embedded/photos mug.jpg --picture mug.png
 
-Similarity is the dot product of embeddings: 1 for the same image, less for what is less alike.
+Similarity is the dot product of embeddings: 1 for the same image, less for images that are less alike.
 The search is exact: every image is compared, by faiss if it is installed, else by torch.
 
-A query that is itself one of the set (the same path) is not found as its own result. The picture has
-a row a query: the query, then its nearest, framed green if they are of the query's class, red if they
-are of another, grey if a class is not known. A query's class is the sub-folder of QUERY it stands in,
-or what the set knows of it. Exit codes: 0 done, 2 a mistake in what was asked for.
+A query that is itself in the set (the same path) is not among its own neighbours. The picture has a row
+per query: the query, then its neighbours, framed green if they have the query's class, red if they have
+another, grey if a class is unknown. A query's class is the sub-folder of QUERY that it is in, or the
+class that it has in the set. Exit codes: 0 done, 2 a mistake in what was asked for.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -22,6 +23,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from dml.errors import MISTAKES, EmbeddedError, NotFiniteError
+from dml.run_folder.files import write_whole
+from shards.item import ShardError
+from shards.output import discard_output
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,11 +37,12 @@ if TYPE_CHECKING:
     from dml.data.sources import Entry, Source
     from dml.inference.trained import Vectors
 
-    Nearest = tuple[Vectors, NDArray[np.int64]]  # similarities and places, q x k, nearest first
+    # similarities and rows of the set, q x k, nearest first
+    Nearest = tuple[Vectors, NDArray[np.int64]]
 
 DONE, MISTAKE, STOPPED = 0, 2, 130  # 130: of Ctrl-C
 ROWS = 50  # of a picture
-CHUNK = 256  # queries at a time: 1 GB of similarities in a set of a million
+CHUNK = 256  # queries per product: 1 GB of similarities in a set of a million
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,11 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "query", type=Path, metavar="QUERY", help="an image, or a folder of .jpg, .jpeg and .png"
     )
-    parser.add_argument("--k", type=int, default=5, metavar="K", help="how many to find (5)")
+    parser.add_argument("--k", type=int, default=5, metavar="K", help="neighbours per query (5)")
     parser.add_argument(
         "--picture", type=Path, metavar="PNG", help=f"draw them, up to {ROWS} queries"
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object a line and query")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per query")
     args = parser.parse_args(argv)
     if args.k < 1:
         parser.error(f"--k must be at least 1, not {args.k}")
@@ -67,18 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    # after parsing: --help needs no torch
-    from dml.errors import EmbeddedError, ModelError, NotFiniteError, RunError
-    from shards.item import ShardError
-
     try:
         search(args)
         sys.stdout.flush()
         return DONE
-    except BrokenPipeError:  # `| head` has seen enough; python must not flush into it at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # an OSError too, but no mistake: the reader of a pipe has left
+        discard_output()
         return DONE
-    except (EmbeddedError, ModelError, NotFiniteError, RunError, ShardError, OSError) as error:
+    except (*MISTAKES, NotFiniteError, OSError) as error:
         print(f"dml/search.py: {error}", file=sys.stderr)
         return MISTAKE
     except KeyboardInterrupt:
@@ -88,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Answer:
-    """A query and its nearest, nearest first: (similarity, entry)."""
+    """A query and its neighbours, nearest first: (similarity, entry)."""
 
     path: Path
     class_name: str | None
@@ -96,7 +99,7 @@ class Answer:
 
 
 def search(args: argparse.Namespace) -> None:
-    from dml.errors import EmbeddedError
+    # after parsing: --help needs no torch
     from dml.inference.embedded import read, source_of
     from dml.inference.trained import embed, load_trained, model_sha256
 
@@ -111,7 +114,7 @@ def search(args: argparse.Namespace) -> None:
     Q, _ = embed(
         load_trained(args.run), source, [q.image for q in queries], unreadable=refuse_query
     )
-    # one more than asked for: a query may find itself
+    # one more than asked for, since a query may find itself
     similarities, places = nearest(Q, embedded.X, args.k + 1)
     root, place_of = (
         Path(embedded.info.source),
@@ -126,7 +129,7 @@ def search(args: argparse.Namespace) -> None:
         answers.append(Answer(path, class_name, found[: args.k]))
     if pictures:
         draw(answers, pictures, args.picture)
-    # a file may have a name that is no text
+    # a file name need not be text
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     for answer in answers:
         print(as_json(answer) if args.json else as_text(answer))
@@ -134,7 +137,6 @@ def search(args: argparse.Namespace) -> None:
 
 def find_queries(path: Path) -> tuple[Source, list[Entry]]:
     from dml.data.sources import Entry, Files, in_folder
-    from shards.item import ShardError
 
     if path.is_dir():
         return in_folder(path)
@@ -144,13 +146,12 @@ def find_queries(path: Path) -> tuple[Source, list[Entry]]:
 
 
 def refuse_query(path: Path, reason: str) -> None:
-    from shards.item import ShardError
 
     raise ShardError(f"{path} cannot be read as an image ({reason}): give another query")
 
 
 def itself(query: Path, root: Path, place_of: Mapping[str, int]) -> int | None:
-    """The place of a query that is one of the set, by its path as written or with links followed."""
+    """The row of a query that is in the set, by its path as written or with links followed."""
     for path, base in (
         (Path(os.path.abspath(query)), Path(os.path.abspath(root))),
         (query.resolve(), root.resolve()),
@@ -161,7 +162,7 @@ def itself(query: Path, root: Path, place_of: Mapping[str, int]) -> int | None:
 
 
 def nearest(queries: Vectors, gallery: Vectors, k: int) -> Nearest:
-    """The k rows of the gallery, or all if it has fewer, with the largest dot products."""
+    """The k rows of the gallery with the largest dot products, or all if it has fewer."""
     k = min(k, len(gallery))
     try:
         import faiss
@@ -208,7 +209,6 @@ def as_text(answer: Answer) -> str:
 
 def draw(answers: Sequence[Answer], pictures: Source, path: Path) -> None:
     from dml.data.sources import Files
-    from dml.errors import EmbeddedError
     from dml.inference.picture import Found, retrieval_picture
 
     rows = []
@@ -219,14 +219,12 @@ def draw(answers: Sequence[Answer], pictures: Source, path: Path) -> None:
             for _, entry in answer.found
         ]
         rows.append((shown(Files(query.parent), query.name), found))
-    aside = path.with_name(f".{path.name}.writing")
+    png = io.BytesIO()
+    retrieval_picture(rows).save(png, "PNG")
     try:
-        retrieval_picture(rows).save(aside, "PNG")
-        aside.replace(path)
+        write_whole(path, png.getvalue())
     except OSError as error:
         raise EmbeddedError(f"--picture {path} cannot be written: {error.strerror}") from None
-    finally:
-        aside.unlink(missing_ok=True)
     if len(answers) > ROWS:
         print(f"{path}: the first {ROWS} of {len(answers):,} queries", file=sys.stderr)
 
@@ -236,17 +234,15 @@ def same(a: str | None, b: str | None) -> bool | None:
 
 
 def shown(source: Source, name: str) -> Image.Image:
-    """The whole image; it was readable when it was embedded."""
+    """The whole image, which was readable when it was embedded."""
     from dml.data.preprocessing import opened
-    from dml.errors import EmbeddedError
-    from shards.item import ShardError
 
     try:
         return opened(source.read(name)).convert("RGB")
     except (OSError, ShardError, ValueError, IndexError) as error:
         text = (error.strerror if isinstance(error, OSError) else None) or error
         raise EmbeddedError(
-            f"{source.root / name} cannot be read any more ({text}): put it back, or embed the "
+            f"{source.root / name} is no longer readable ({text}): put it back, or embed the "
             "images again"
         ) from None
 

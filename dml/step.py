@@ -4,13 +4,13 @@ Plain:     X = model(images);  L = loss(X);  backward.
 
 Cached, for batches larger than memory (gradient caching):
 
-    without a graph, a micro-batch at a time:  X_k = model(images_k)
+    without a graph, one micro-batch at a time:  X_k = model(images_k)
     L = loss(X), and g = dL/dX
-    with a graph, a micro-batch at a time:     model(images_k) again, backward of <X_k, g_k>
+    with a graph, one micro-batch at a time:     model(images_k) again, backward of <X_k, g_k>
 
-which is the same gradient by the chain rule, for a model that treats images independently: so
-BatchNorm must be frozen (the plan refuses anything else). Random layers see the same random numbers
-in both passes. Gradients are reduced over the processes once a step.
+By the chain rule this is the same gradient, provided that the model treats images independently: so
+BatchNorm must be frozen (the plan refuses anything else). Random layers draw the same random numbers in
+both passes. Gradients are reduced over the processes once per step.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def seed_random_layers(seed: int, step: int, rank: int) -> None:
 
 @dataclass(frozen=True)
 class Update:
-    """gradient_norm: None where DeepSpeed does not know it (stage 0). embeddings: of this process's
-    images, before the step."""
+    """gradient_norm: None where DeepSpeed does not compute it (stage 0). embeddings: those of this
+    process's images, before the step."""
 
     loss: float
     gradient_norm: float | None
@@ -73,10 +73,10 @@ def update(
     micro_batch: int | None = None,
     clock: Clock | None = None,
 ) -> Update:
-    """One step of the optimizer on this process's images; the same answer on every process.
+    """Make one step of the optimizer; loss and gradient_norm are the same on every process.
 
-    `model` and `optimizer` come from `accelerator.prepare`. micro_batch: images at a time, None for
-    all at once. NotFiniteError: the loss or the gradient is NaN or infinite.
+    `model` and `optimizer` come from `accelerator.prepare`. micro_batch: images per micro-batch; None
+    means all at once. NotFiniteError: the loss or the gradient is NaN or infinite.
     """
     clock = clock or Clock(images.device)
     loss, X = backward(accelerator, model, loss_fn, images, labels, micro_batch, clock)
@@ -84,7 +84,7 @@ def update(
         value, norm = loss.item(), gradient_norm(accelerator, model)
         if not math.isfinite(value) or not math.isfinite(norm or 0):
             raise NotFiniteError(f"the loss is {value} and its gradient's norm {norm}")
-        optimizer.step()  # under DeepSpeed these two do nothing: backward has stepped already
+        optimizer.step()  # under DeepSpeed these two do nothing: backward has already stepped
         optimizer.zero_grad()
     clock.steps += 1
     return Update(value, norm, X)
@@ -107,7 +107,7 @@ def backward(
     micro_batch: int | None = None,
     clock: Clock | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Add the gradient of the global loss to the parameters; returns the loss and this process's
+    """Add the gradient of the global loss to the parameters; return the loss and this process's
     embeddings, detached."""
     clock = clock or Clock(images.device)
     if micro_batch is None or micro_batch >= len(images):
@@ -134,7 +134,7 @@ def backward(
         random[k].restore()
         return torch.sum(model(parts[k]) * g[k])
 
-    with clock("backward"):  # with the second forward in it
+    with clock("backward"):  # includes the second forward
         backward_all(accelerator, model, surrogate, len(parts))
     return loss.detach(), X.detach()
 
@@ -142,11 +142,11 @@ def backward(
 def backward_all(
     accelerator: Accelerator, model: nn.Module, scalar: Callable[[int], Tensor], count: int
 ) -> None:
-    """Backpropagate scalar(0) + ... + scalar(count - 1), one at a time, and reduce once."""
+    """Backpropagate scalar(0) + ... + scalar(count - 1), one after another, and reduce once."""
     plugin = accelerator.state.deepspeed_plugin
     if plugin is not None and plugin.zero_stage > 0:
         # accelerator.no_sync loses gradients under ZeRO-2, and accelerator.backward would step the
-        # optimizer every time: DeepSpeed has a context of its own.
+        # optimizer every time. DeepSpeed has its own context for this.
         engine: Any = model
         with engine.coalesce_grad_reduction():
             for k in range(count):
@@ -154,14 +154,14 @@ def backward_all(
         engine.step()
         return
     for k in range(count):
-        accelerator.sync_gradients = k == count - 1  # what ZeRO-0 looks at
-        # What DDP looks at, in forward and in backward.
+        accelerator.sync_gradients = k == count - 1  # ZeRO-0 reads this
+        # DDP reads this, in forward and in backward.
         with nullcontext() if accelerator.sync_gradients else accelerator.no_sync(model):
             accelerator.backward(scalar(k))
 
 
 class RandomState:
-    """The random numbers to come, on the CPU and on the images' device."""
+    """The state of the random generators of the CPU and of the images' device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

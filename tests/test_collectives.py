@@ -53,7 +53,7 @@ def test_a_step_sends_one_gather_of_embeddings_and_one_of_row_statistics(process
 @pytest.mark.parametrize(
     ("kind", "sentence", "processes"),
     [
-        ("fewer rows", "every process must bring the same shapes and types (process 0: (30, 8)", 2),
+        ("fewer rows", "every process must give the same shapes and types (process 0: (30, 8)", 2),
         ("no rows", "process 1: the batch is empty (m = 0)", 2),
         ("label type", "torch.float64 with (30,) torch.int32", 2),
         ("float labels", "process 1: labels must be integers", 2),
@@ -78,7 +78,7 @@ def test_rows_that_change_later_end_all_processes():
     """The one that changed says so before it sends; the other loses its peer."""
     ended = start("mishap.py", 2, "fewer rows later", timeout=60)
     assert all(process.returncode != 0 for process in ended)
-    assert "process 1 brought (29, 8)" in ended[1].stderr
+    assert "process 1 gave (29, 8)" in ended[1].stderr
     assert "in the first step (30, 8)" in ended[1].stderr
 
 

@@ -148,7 +148,7 @@ def spoil(path, change):
         (lambda run: run.rename(run.parent / "moved"), "there is no run's folder"),
         (lambda run: (run / "config.yaml").unlink(), "no config.yaml"),
         (lambda run: put(run / "config.yaml", "model: {depth: 3}"), "not a config of this version"),
-        (lambda run: (run / "model.safetensors").unlink(), "not finished, the same training comm"),
+        (lambda run: (run / "model.safetensors").unlink(), "not finished; the same training comm"),
         (lambda run: spoil(run / "model.safetensors", lambda b: b[:-9]), "is damaged"),
         (lambda run: spoil(run / "model.safetensors", lambda b: b""), "is damaged"),
         (
@@ -334,7 +334,11 @@ def failing(monkeypatch, owner, name, error, after=0):
     monkeypatch.setattr(owner, name, call)
 
 
-STAGES = [(trained.Embedder, "forward", 2), (embedded, "write_synced", 1), (embedded, "sync_folder", 0)]
+STAGES = [
+    (trained.Embedder, "forward", 2),
+    (embedded, "write_synced", 1),
+    (embedded, "sync_folder", 0),
+]
 
 
 @pytest.mark.parametrize(
@@ -626,7 +630,7 @@ def test_moved_images_are_explained(run, photos, tmp_path, capsys):
     arguments = (run, out, photos / "loose.png")
     (here / "b.png").unlink()
     sentence = refused(capsys, search, *arguments, "--picture", picture)
-    assert f"{here / 'b.png'} cannot be read any more (No such file or directory)" in sentence
+    assert f"{here / 'b.png'} is no longer readable (No such file or directory)" in sentence
     here.rename(tmp_path / "there")
     sentence = refused(capsys, search, *arguments, "--picture", picture)
     assert f"have moved ({here} is not there)" in sentence

@@ -2,9 +2,9 @@
 
     (seed, step) -> P classes, M images of each -> this process's slice -> decoded, cropped, uint8
 
-The batch of a step is the same for any number of processes and loader workers and needs no history:
-to resume is to start at another step. Random crops and flips are a function of (seed, step, position
-in the global batch). Images stay uint8 until `normalise` on the device.
+The batch of a step is the same for any number of processes and loader workers, and depends on no
+earlier batch: a resumed run starts at its step. Random crops and flips are a function of (seed, step,
+position in the global batch). Images stay uint8 until `normalise` on the device.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from shards.item import ShardError
 
 Rows = NDArray[np.int64]
 Pixels = NDArray[np.uint8]  # RGB
-# what a random number is for; part of its hash
+# what a random number is used for; part of its hash
 CLASSES, IMAGES, AUGMENT, HOLD_OUT = range(4)
 
 
 class Batches:
-    """The global batches of a run: which rows of the index, and their labels, for every step."""
+    """The global batches of a run: the rows of the index, and their labels, for every step."""
 
     def __init__(self, rows: Rows, labels: Rows, classes: int, per_class: int, seed: int) -> None:
         order = np.argsort(labels, kind="stable")
@@ -50,15 +50,15 @@ class Batches:
         self.per_class, self.seed, self.m = per_class, seed, classes * per_class
 
     def __call__(self, step: int) -> tuple[Rows, Rows]:
-        """The m rows and labels of a step, class by class."""
+        """The m rows and labels of a step, grouped by class."""
         classes, times = self.deck.deal(step)
         chosen = [self.images(c, int(n)) for c, n in zip(classes, times, strict=True)]
         place = np.concatenate(chosen)
         return self.rows[place], self.labels[place]
 
     def images(self, c: int, n: int) -> Rows:
-        """The M images of class c in its n-th turn. A class with fewer of them gives all it has, as
-        often as it takes, and deals the rest; each copy is cropped on its own."""
+        """The M images of class c the n-th time it is dealt. A class with fewer images repeats all of
+        them, and deals the rest; every copy gets a crop of its own."""
         size = int(self.size[c])
         times, rest = divmod(self.per_class, size)
         chosen = [np.arange(size)] * times
@@ -81,26 +81,23 @@ def put(images: Iterable[Image.Image], out: Pixels) -> None:
 
 
 class ImageBatches(Dataset[tuple[Tensor, Tensor]], ABC):
-    """Batches by number: at most `most` images, n x size x size x 3 uint8, and something of each."""
+    """Batches by number: at most `most` images, n x size x size x 3 uint8, and a number for each."""
 
     spec: Input
     most: int
 
     @abstractmethod
     def into(self, out: Pixels, n: int) -> Tensor:
-        """Writes the images of batch n; returns what is said of each."""
+        """Write the images of batch n; return a number for each, such as its label."""
 
     def __getitem__(self, n: int) -> tuple[Tensor, Tensor]:
         images = np.empty((self.most, self.spec.size, self.spec.size, 3), dtype=np.uint8)
-        others = self.into(images, n)
-        return torch.from_numpy(images[: len(others)]), others
+        numbers = self.into(images, n)
+        return torch.from_numpy(images[: len(numbers)]), numbers
 
 
 class TrainBatches(ImageBatches):
-    """By step: this process's slice of the global batch, b x size x size x 3 uint8, and b labels.
-
-    What is random about an image is a function of (seed, step, position in the global batch).
-    """
+    """By step: this process's slice of the global batch, b x size x size x 3 uint8, and b labels."""
 
     def __init__(
         self, index: Index, batches: Batches, spec: Input, rank: int = 0, size: int = 1
@@ -127,7 +124,7 @@ class TrainBatches(ImageBatches):
 
 
 class EvalBatches(ImageBatches):
-    """By number: batches of this process's share of the images, every one once, in order."""
+    """By number: this process's share of the images, each of them once, in order."""
 
     def __init__(
         self,
@@ -160,16 +157,16 @@ class EvalBatches(ImageBatches):
 
 @contextmanager
 def naming(row: int, index: Index) -> Iterator[None]:
-    """Says which image it was that could not be decoded."""
+    """Name the image that cannot be decoded."""
     try:
         yield
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ShardError(
-            f"image {row} of {index.root} cannot be decoded ({error}): see what shards/verify.py "
-            "says, and build the shards again"
+            f"image {row} of {index.root} cannot be decoded ({error}): run shards/verify.py on "
+            "the shards, and build them again"
         ) from None
 
 
 def own_share(n: int, rank: int, size: int) -> range:
-    """This process's part of n samples, in order: every one once, no padding."""
+    """This process's part of n samples: contiguous, each sample once, no padding."""
     return range(n * rank // size, n * (rank + 1) // size)

@@ -1,10 +1,10 @@
 """Fair dealing: distinct cards, each as often as any other, as a pure function of the deal's number.
 
 Batches are dealt from two kinds of decks: P classes from the deck of all classes, and M images from
-the deck of a class. A deck is shuffled again and again; deal n takes the next `hand` cards of that
-endless sequence, so every card is used equally often (to within one), and nothing depends on what was
-dealt before. Where a deal runs over the end of one shuffle into the next, the next shuffle is put in
-order so that no card comes twice in a hand.
+the deck of a class. A deck is shuffled over and over; deal n takes the next `hand` cards of that
+endless sequence, so every card is dealt equally often (to within one), and no deal depends on an
+earlier one. Where a hand runs over the end of one shuffle into the next, the next shuffle is reordered
+so that no card comes twice in the hand.
 
 Randomness is a hash of (key, shuffle, card): the same on every machine and for every library version.
 """
@@ -23,7 +23,7 @@ _MASK = 2**64 - 1
 
 
 def mix(*words: int) -> int:
-    """A 64-bit hash of whole numbers (splitmix64, chained)."""
+    """A 64-bit hash of integers (splitmix64, chained)."""
     state = 0
     for word in words:
         state = (state + (word & _MASK) + 0x9E3779B97F4A7C15) & _MASK
@@ -34,7 +34,7 @@ def mix(*words: int) -> int:
 
 
 def hashes(size: int, key: int) -> NDArray[np.uint64]:
-    """`size` 64-bit hashes of a key: the sequence of splitmix64 from that seed."""
+    """`size` 64-bit hashes of a key: the splitmix64 sequence with that seed."""
     with np.errstate(over="ignore"):
         x = np.arange(size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -65,7 +65,7 @@ class Deck:
         assert 0 < self.hand <= self.size
 
     def deal(self, n: int) -> tuple[Cards, Cards]:
-        """The cards of deal n, and how often each was dealt before it (its shuffle's number)."""
+        """The cards of deal n, and how often each was dealt before (the number of its shuffle)."""
         c, first = divmod(n * self.hand, self.size)
         over = max(0, first + self.hand - self.size)  # cards of the next shuffle
         cards = _shuffle(self, c)[first : first + self.hand]
@@ -74,19 +74,19 @@ class Deck:
         return cards, np.repeat((c, c + 1), (self.hand - over, over))
 
     def overhang(self, c: int) -> int:
-        """How many cards of shuffle c are in the hand that runs over its end."""
+        """The number of cards of shuffle c in the hand that runs over its end."""
         return (c + 1) * self.size % self.hand
 
 
 @lru_cache(maxsize=4096)
 def _shuffle(deck: Deck, c: int) -> Cards:
-    """Shuffle c in its final order: the first cards are none of those the hand holds already."""
+    """Shuffle c in its final order: its first cards are not yet in the hand that runs into it."""
     if c == 0 or deck.overhang(c - 1) == 0:
         return shuffled(deck.size, mix(deck.key, c))
     before = shuffled(deck.size, mix(deck.key, c - 1))
     if deck.size < 2 * deck.hand:
-        # The head of the shuffle before may have reached into its tail: go through all shuffles
-        # since a hand last ended with one.
+        # Reordering may have changed the tail of the shuffle before: start from the last shuffle at
+        # whose start a hand began, and reorder all of them since.
         aligned = c - c % (deck.hand // gcd(deck.size, deck.hand))
         before = shuffled(deck.size, mix(deck.key, aligned))
         for earlier in range(aligned + 1, c):

@@ -15,19 +15,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Input:
-    """What a network expects of an image. Each backbone describes its own."""
+    """What a network expects of an image; every backbone describes its own."""
 
-    size: int = 224  # the crop it sees
-    resize: int = 256  # the short side before the centre crop of a test image
+    size: int = 224  # side of the crop, in pixels
+    resize: int = 256  # short side of a test image before its centre crop
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     channels: Literal["rgb", "bgr"] = "rgb"
-    top: float = 1.0  # white: 1.0, or 255.0 for networks that were trained on bytes
+    top: float = 1.0  # the value of white: 1.0, or 255.0 for networks that were trained on bytes
 
 
 def normalise(images: Tensor, spec: Input) -> Tensor:
-    """uint8 RGB batches, N x size x size x 3, as the network expects them, N x 3 x size x size; on
-    the images' device."""
+    """Turn uint8 RGB images, N x size x size x 3, into what the network expects, N x 3 x size x size,
+    on the images' device."""
     x = images.permute(0, 3, 1, 2).float() * (spec.top / 255)
     if spec.channels == "bgr":
         x = x.flip(1)
@@ -42,12 +42,12 @@ LOG_RATIOS = (math.log(RATIOS[0]), math.log(RATIOS[1]))
 Box = tuple[float, float, float, float]
 
 
-# Random numbers of an image: two for each of ten boxes, two for its place, one for the flip.
+# Random numbers per image: two for each of ten boxes, two for the position, one for the flip.
 NUMBERS = 23
 
 
 def random_box(width: int, height: int, numbers: Iterator[float]) -> Box:
-    """A crop of random area and aspect ratio; the largest that fits if none of ten does."""
+    """A crop of random area and aspect ratio; if none of ten tries fits, the largest centre crop."""
     low, high = LOG_RATIOS
     for _ in range(10):
         area = width * height * (SMALLEST_CROP + (1 - SMALLEST_CROP) * next(numbers))
@@ -60,7 +60,7 @@ def random_box(width: int, height: int, numbers: Iterator[float]) -> Box:
 
 
 def centre_box(width: int, height: int) -> Box:
-    """The largest box in the middle whose aspect ratio RATIOS allow."""
+    """The largest centred box whose aspect ratio lies within RATIOS."""
     ratio = min(max(width / height, RATIOS[0]), RATIOS[1])
     w, h = (height * ratio, height) if width > height * ratio else (width, width / ratio)
     x, y = (width - w) / 2, (height - h) / 2
@@ -68,15 +68,17 @@ def centre_box(width: int, height: int) -> Box:
 
 
 def opened(data: bytes, size: int = 0) -> Image.Image:
-    """An image that decodes itself when it is used. But a JPEG that is small beside the size it is
-    wanted in goes to the decoder at once: with such a one Pillow spends a quarter of the time on
-    opening it."""
+    """Open an image; it is decoded when it is used.
+
+    A small JPEG is decoded at once: Pillow would spend a quarter of the time on opening it. size: the
+    side to which it will be resized; 0 if the whole image is wanted.
+    """
     w, h = plain_jpeg_size(data) or (0, 0)
     if 0 < min(w, h) < 2 * size and max(w, h) < 4 * size:
         try:
             return Image.frombytes("RGB", (w, h), data, "jpeg", "RGB", "")
         except ValueError:
-            pass  # damaged: Pillow says how
+            pass  # damaged: Pillow's own reader says how
     return Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
 
 
@@ -84,7 +86,7 @@ FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
 
 
 def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height of a JPEG of three colours with 8 bits; None for anything else."""
+    """Width and height of an 8-bit JPEG with three colours; None for anything else."""
     at = 2
     while data[:2] == b"\xff\xd8" and data[at : at + 1] == b"\xff" and at + 10 <= len(data):
         if data[at + 1] in FRAMES:
@@ -95,8 +97,8 @@ def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def resized(image: Image.Image, box: Box, size: int) -> Image.Image:
-    """The box of an image at size x size. A large JPEG is decoded at the smallest scale that has
-    enough pixels, which is most of the speed."""
+    """Resize a box of an image to size x size. A large JPEG is decoded at the smallest scale that has
+    enough pixels, which saves most of the time."""
     scale = min(box[2] - box[0], box[3] - box[1]) / size
     if image.format == "JPEG" and scale >= 2:
         w, h = image.size
@@ -109,14 +111,14 @@ def resized(image: Image.Image, box: Box, size: int) -> Image.Image:
 
 
 def train_image(data: bytes, spec: Input, numbers: Iterator[float]) -> Image.Image:
-    """A random resized crop, flipped half of the time."""
+    """A random resized crop, flipped with probability 1/2."""
     image = opened(data, spec.size)
     cropped = resized(image, random_box(*image.size, numbers), spec.size)
     return cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if next(numbers) < 0.5 else cropped
 
 
 def eval_image(data: bytes, spec: Input) -> Image.Image:
-    """The centre crop of `size` after the short side became `resize`."""
+    """The centre crop of `size`, after resizing the short side to `resize`."""
     image = opened(data, spec.size)
     w, h = image.size
     side = min(w, h) * spec.size / spec.resize

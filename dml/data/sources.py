@@ -1,4 +1,4 @@
-"""Where images to embed come from: a folder of files, or shards. Both read an image by its name."""
+"""Images to embed, from a folder of files or from shards; both read an image by its name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 
 @dataclass(frozen=True)
 class Entry:
-    """image: a path below the folder, or a shards' row as in the tars, 00000042."""
+    """image: a path below the folder, or a row of the shards as the tars name it, 00000042."""
 
     image: str
     class_name: str | None
@@ -24,7 +24,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """Sources are sent to loader processes."""
+    """Sources are pickled to loader workers."""
 
     root: Path  # absolute
 
@@ -56,7 +56,7 @@ def in_shards(index: Index, split: str) -> tuple[Rows, list[Entry]]:
 
 
 def in_folder(root: Path) -> tuple[Files, list[Entry]]:
-    """The images below a folder, sorted by path; the class is the sub-folder an image stands in."""
+    """The images below a folder, sorted by path. The class of an image is the sub-folder it is in."""
     root = root.absolute()
     paths = sorted(path.relative_to(root).as_posix() for path in below(root))
     if not paths:
@@ -65,8 +65,8 @@ def in_folder(root: Path) -> tuple[Files, list[Entry]]:
 
 
 def below(root: Path) -> Iterator[Path]:
-    """Hidden files and folders do not count. Links to folders are followed, each folder once: a
-    link may lead back up."""
+    """Every image below a folder, except hidden ones. Links to folders are followed, each folder once,
+    since a link may lead back up."""
     seen = {root.resolve()}
     for place, folders, files in os.walk(root, onerror=refuse, followlinks=True):
         inner = {name: Path(place, name).resolve() for name in sorted(folders)}
@@ -82,8 +82,7 @@ def refuse(error: OSError) -> None:
 
 
 def find_images(path: Path, split: str | None) -> tuple[Source, list[Entry]]:
-    """The images of a folder or of shards, told apart by the manifest; split: of shards, None for
-    all."""
+    """The images of a folder or of shards; shards have a manifest. split: of shards; None means all."""
     if not path.is_dir():
         what = "is a file" if path.exists() else "is not there"
         raise ShardError(f"{path} {what}: give a folder of images, or of shards")

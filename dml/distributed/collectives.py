@@ -1,6 +1,6 @@
-"""What the processes of a run tell each other for the loss: few, fused all-gathers, and their bytes.
+"""The collectives of the loss: few, fused all-gathers, with a count of their bytes.
 
-Alone, without torch.distributed or with one process, nothing is sent and nothing is copied.
+With one process, or without torch.distributed, nothing is sent and nothing is copied.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from torch import Tensor
 
 
 class Wire:
-    """The processes of the default group, and what this one has sent to the others.
+    """The default process group, and what this process has sent to the others.
 
-    bytes_sent counts a ring: W processes pass on what each of them brought, W - 1 times.
+    bytes_sent counts a ring: every process passes on W - 1 contributions.
     """
 
     def __init__(self) -> None:
@@ -30,9 +30,9 @@ class Wire:
         return dist.get_rank() if self.size > 1 else 0
 
     def gather(self, *tensors: Tensor) -> list[Tensor]:
-        """Every tensor of every process, stacked: W x its shape. One collective for them all.
+        """All-gather several tensors in one collective; each comes back as W x its shape.
 
-        Every process brings the same shapes and dtypes; `agree` makes sure of it.
+        Shapes and dtypes must be the same on every process; `agree` checks that.
         """
         if self.size == 1:
             return [x[None] for x in tensors]
@@ -48,11 +48,11 @@ class Wire:
         ]
 
     def agree(self, mine: str, problem: str | None) -> None:
-        """Raise the same ValueError on all processes if one of them has a problem, or if they did
-        not all bring the same; otherwise a collective would hang or mix up their data.
+        """Raise the same ValueError on all processes if one of them has a problem, or if their inputs
+        differ; otherwise a collective would hang or mix up data.
 
-        They ask each other in the first step only. Later a process that brings something else
-        fails on its own, before it sends anything, and the launcher ends the others.
+        The processes compare inputs in the first step only. Later a process with another input fails
+        on its own, before it sends anything, and the launcher ends the others.
         """
         if self.size > 1 and self.agreed is None:
             everyone: list[tuple[str, str | None]] = [("", None)] * self.size
@@ -61,11 +61,11 @@ class Wire:
             problem = "; ".join(problems) or None
             if problem is None and len({what for what, _ in everyone}) > 1:
                 brought = "; ".join(f"process {r}: {what}" for r, (what, _) in enumerate(everyone))
-                problem = f"every process must bring the same shapes and types ({brought})"
+                problem = f"every process must give the same shapes and types ({brought})"
         elif self.size > 1 and problem is None and mine != self.agreed:
             problem = (
-                f"process {self.rank} brought {mine}, but in the first step {self.agreed}; "
-                "every step must bring the same"
+                f"process {self.rank} gave {mine}, but in the first step {self.agreed}; every step must "
+                "give the same"
             )
         if problem is not None:
             raise ValueError(problem)

@@ -1,9 +1,9 @@
-"""What a run knows, whole and by name, for any engine: the weights, and the optimizer's memory.
+"""The full state of a run by parameter name, for any ZeRO stage: weights and optimizer slots.
 
-Under ZeRO the processes hold a part each of flat buffers. Checkpoints know nothing of that: they
-hold a tensor a parameter, as one process alone would have it, so that a run may go on with another
-number of processes, another stage, or without DeepSpeed. All processes call these functions at the
-same time: under ZeRO they need each other.
+Under ZeRO every process holds a part of flat buffers. Checkpoints know nothing of that: they hold one
+tensor per parameter, as a single process would have it, so that a run may resume with another number
+of processes, another stage, or without DeepSpeed. All processes call these functions at the same time,
+since under ZeRO they gather from each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-# what an optimizer keeps for every parameter, beside the number of steps
+# what an optimizer keeps per parameter, besides the number of steps
 SLOTS = {
     Adam: ("exp_avg", "exp_avg_sq"),
     AdamW: ("exp_avg", "exp_avg_sq"),
@@ -32,7 +32,7 @@ def zero_stage(accelerator: Accelerator) -> int:
 
 def bare(accelerator: Accelerator, model: Any) -> nn.Module:
     """The model inside its wrapper. (accelerate's unwrap_model imports DeepSpeed wherever it is
-    installed: seconds, and a warning.)"""
+    installed, which takes seconds and prints a warning.)"""
     deepspeed = accelerator.state.deepspeed_plugin is not None
     inner: nn.Module = (
         model.module if deepspeed or isinstance(model, DistributedDataParallel) else model
@@ -41,21 +41,21 @@ def bare(accelerator: Accelerator, model: Any) -> nn.Module:
 
 
 def read_weights(accelerator: Accelerator, model: nn.Module) -> Named:
-    """The state_dict of the model, for the first process."""
+    """The state_dict of the model, on the first process."""
     if zero_stage(accelerator) < 3:
         return dict(bare(accelerator, model).state_dict())
     from deepspeed.runtime.zero import GatheredParameters
 
     weights: Named = dict(bare(accelerator, model).named_buffers())
     for name, p in bare(accelerator, model).named_parameters():
-        with GatheredParameters([p]):  # one at a time: the whole model may not fit
+        with GatheredParameters([p]):  # one by one: the whole model may not fit
             if accelerator.is_main_process:
                 weights[name] = p.detach().cpu().clone()
     return weights
 
 
 def write_weights(accelerator: Accelerator, model: nn.Module, weights: Named) -> None:
-    """Give a prepared model other weights, to embed with: under ZeRO the optimizer keeps its own."""
+    """Give a prepared model other weights, to embed with; under ZeRO the optimizer keeps its own copy."""
     module = bare(accelerator, model)
     if zero_stage(accelerator) < 3:
         module.load_state_dict(weights)
@@ -82,7 +82,7 @@ def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 def read_slots(accelerator: Accelerator, model: nn.Module, optimizer: Optimizer) -> Named:
-    """NAME/slot -> tensor, after the first step, for the first process."""
+    """NAME/slot -> tensor, after the first step, on the first process."""
     if zero_stage(accelerator) in (1, 2):
         link(optimizer)
     slots = {}
@@ -96,7 +96,7 @@ def read_slots(accelerator: Accelerator, model: nn.Module, optimizer: Optimizer)
 
 def read_slot(accelerator: Accelerator, state: Any, p: nn.Parameter, slot: str) -> Tensor:
     if zero_stage(accelerator) == 0:
-        # a parameter that never had a gradient has none
+        # a parameter that never had a gradient has no slots
         value: Tensor = state.get(slot, torch.zeros_like(p))
         return value
     from deepspeed.utils import safe_get_full_optimizer_state
@@ -108,7 +108,7 @@ def read_slot(accelerator: Accelerator, state: Any, p: nn.Parameter, slot: str) 
 def write_slots(
     accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, slots: Named, step: int
 ) -> None:
-    """Make a new, prepared optimizer remember what one had remembered after `step` steps."""
+    """Give a new, prepared optimizer the slots that another one had after `step` steps."""
     stage, inner = zero_stage(accelerator), innermost(optimizer)
     names = slot_names(optimizer)
     remembered: Any = inner.state
@@ -144,7 +144,7 @@ def write_slot(
 
 
 def held_parameters(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> list[Tensor]:
-    """The tensors that torch's optimizer steps: the parameters, or this process's flat parts."""
+    """The tensors that torch's optimizer updates: the parameters, or this process's flat parts."""
     stage = zero_stage(accelerator)
     if stage == 0:
         return list(bare(accelerator, model).parameters())
@@ -157,18 +157,18 @@ def held_parameters(accelerator: Accelerator, model: nn.Module, optimizer: Any) 
 
 
 def link(optimizer: Any) -> None:
-    """Let DeepSpeed find the slots of every parameter in its flat buffers. It does so once, after it
-    has stepped the first group of parameters, and then misses those of the others (0.19.8)."""
+    """Let DeepSpeed find the slots of every parameter in its flat buffers. By itself it does so once,
+    after updating the first group of parameters, and misses the other groups (0.19.8)."""
     zero(optimizer)._hp_optimizer_states_linked = False
     zero(optimizer)._lazy_init_hp_params_optimizer_state()
 
 
 def zero(optimizer: Any) -> Any:
-    """DeepSpeed's optimizer, which is between accelerate's and torch's."""
+    """DeepSpeed's optimizer, which stands between accelerate's and torch's."""
     return optimizer.optimizer
 
 
 def shape_of(p: Any) -> torch.Size:
-    """Under ZeRO-3 a parameter is empty while it is not in use."""
+    """The full shape: under ZeRO-3 a parameter is empty while it is not in use."""
     shape: torch.Size = getattr(p, "ds_shape", p.shape)
     return shape

@@ -1,4 +1,4 @@
-"""Similarities in full float32, whatever precision the user chose for the model."""
+"""Full float32 for similarities, whatever precision the model has."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """float32 products in float32: no autocast, no TF32 or bf16 inside a matrix product. Rounding S
-    flips mining decisions between the two sides of a pair, and ranks in retrieval."""
+    """Compute float32 products in float32: no autocast, no TF32 or bf16 inside a matrix product.
+    Rounding S would flip mining decisions between the two sides of a pair, and ranks in retrieval."""
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     lowered = {b: b.fp32_precision for b in backends if b.fp32_precision not in ("none", "ieee")}
     autocast = torch.is_autocast_enabled(device.type)

@@ -4,8 +4,8 @@
     accelerate launch --multi_gpu --num_processes 8 dml/train.py         eight, on GPUs or CPU cores
     accelerate launch --config_file configs/accelerate/zero2.yaml ...    DeepSpeed
 
-accelerate alone falls back to independent trainings of one process each when it finds no GPU; here
-the program decides, and refuses to go on when the processes do not know each other.
+When accelerate finds no GPU it falls back, silently, to independent trainings of one process each. Here
+the program decides, and refuses to start when the processes do not form one group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shards.cores import available_cores
 
 @dataclass
 class DDPOptions(DistributedDataParallelKwargs):  # type: ignore[misc]
-    """accelerate does not know this option of torch's yet; its `broadcast_buffers` is deprecated."""
+    """An option of torch that accelerate does not know yet; its `broadcast_buffers` is deprecated."""
 
     forward_sync_buffers: bool | None = None
 
@@ -49,13 +49,13 @@ def make_accelerator(precision: str = "fp32", timeout_minutes: float = 10) -> Ac
         mixed_precision="bf16" if precision == "bf16" and not deepspeed else "no",
         kwargs_handlers=[group] if launched > 1 or deepspeed else [],
     )
-    # Frozen statistics never change, synchronised ones are equal: nothing to broadcast.
+    # Frozen statistics never change and synchronised ones are equal: there is nothing to broadcast.
     accelerator.ddp_handler = DDPOptions(forward_sync_buffers=False)
     if accelerator.num_processes != launched:
         raise LaunchError(
             f"{launched} processes were launched but accelerate formed a group of "
-            f"{accelerator.num_processes}, which would train {launched} models that know nothing of "
-            "each other; launch with `accelerate launch --multi_gpu --num_processes "
+            f"{accelerator.num_processes}, which would train {launched} independent models; "
+            "launch with `accelerate launch --multi_gpu --num_processes "
             f"{launched}` or torchrun, without --cpu and without ACCELERATE_USE_CPU"
         )
     if deepspeed and accelerator.distributed_type is not DistributedType.DEEPSPEED:
@@ -68,7 +68,7 @@ def make_accelerator(precision: str = "fp32", timeout_minutes: float = 10) -> Ac
             "DeepSpeed has no float64; launch without it, or set engine.precision=fp32"
         )
     if deepspeed:
-        # DeepSpeed's own bf16 would turn the parameters and expect bf16 images; this is autocast.
+        # DeepSpeed's own bf16 would convert the parameters and expect bf16 images; this is autocast.
         accelerator.state.deepspeed_plugin.deepspeed_config["torch_autocast"] = {
             "enabled": precision == "bf16",
             "dtype": "bfloat16",
@@ -85,19 +85,18 @@ def leave_group() -> None:
 
 
 def own_cores(local: int) -> int:
-    """How many cores each of `local` processes on this machine has for itself. (Launchers give it
-    one thread.)"""
+    """The number of cores for each of `local` processes on this machine. (Launchers set one thread.)"""
     cores = available_cores()
-    slurm = os.environ.get("SLURM_CPUS_PER_TASK")  # one task a process, bound to its cores or not
+    slurm = os.environ.get("SLURM_CPUS_PER_TASK")  # one task per process, bound to its cores or not
     return min(cores, int(slurm)) if slurm else max(1, cores // local)
 
 
 def settle_buckets(model: nn.Module, images: Tensor) -> None:
-    """Let DDP lay out its buckets for good, before the first step.
+    """Let DDP settle the layout of its buckets before the first step.
 
-    It orders them anew after the first backward. The sum of a gradient over three and more processes
-    depends in its last bits on where in a bucket it lies, so a run that is resumed, and begins with
-    the first layout, would not be the one that went on with the second.
+    DDP reorders them after the first backward. With three or more processes the last bits of a
+    gradient's sum depend on its position in a bucket, so a resumed run, which would start with the
+    first layout again, would differ from an uninterrupted one.
     """
     if not isinstance(model, DistributedDataParallel):
         return

@@ -2,7 +2,7 @@
 
 DIR/
     embeddings.npy      n x d float32, unit length
-    index.jsonl         a line an embedding: {"image": "mug/1.jpg", "class": "mug"}
+    index.jsonl         a line per embedding: {"image": "mug/1.jpg", "class": "mug"}
     info.json           which model, which images, how many
 """
 
@@ -60,7 +60,7 @@ def as_npy(X: NDArray[np.float32]) -> bytes:
 
 
 def refuse_occupied(folder: Path, overwrite: bool) -> None:
-    """EmbeddedError if `write` would fail, or destroy what it should not: asked before the work."""
+    """EmbeddedError if `write` would fail, or would destroy something else; called before the work."""
     if folder.exists() and not folder.is_dir():
         raise EmbeddedError(f"{folder} is a file: give another --out")
     held = set(os.listdir(folder)) if folder.exists() else set()
@@ -85,7 +85,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def write(folder: Path, embedded: Embedded) -> None:
-    """Written aside, then renamed. What stands there is replaced: see refuse_occupied."""
+    """Write aside, then rename. What is there is replaced: see refuse_occupied."""
     folder = folder.resolve()
     aside, before = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "before"))
     head = {"format": FORMAT, "version": VERSION, **asdict(embedded.info)}

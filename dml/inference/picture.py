@@ -1,4 +1,5 @@
-"""The retrieval picture: each query at the left, then its nearest, framed by whether they are right."""
+"""The retrieval picture: each query at the left, then its nearest neighbours, framed by whether they
+have its class."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ CELL, FRAME, GAP = 96, 4, 6
 
 @dataclass(frozen=True)
 class Found:
-    """A retrieved image; right: whether it is of the query's class, None if nobody knows."""
+    """A retrieved image. right: whether it has the query's class; None if unknown."""
 
     image: Image.Image
     right: bool | None
 
 
 def retrieval_picture(rows: Sequence[tuple[Image.Image, Sequence[Found]]]) -> Image.Image:
-    """A query and what was found for it, nearest first, in every row."""
+    """Draw a row per query: the query, then what was found for it, nearest first."""
     widest = max(len(found) for _, found in rows)
     pitch = CELL + 2 * FRAME + GAP
     picture = Image.new("RGB", (GAP + (widest + 1) * pitch + GAP, GAP + len(rows) * pitch), "white")
@@ -29,7 +30,7 @@ def retrieval_picture(rows: Sequence[tuple[Image.Image, Sequence[Found]]]) -> Im
         y = GAP + i * pitch
         picture.paste(cell(query), (GAP + FRAME, y + FRAME))
         for j, one in enumerate(found, start=1):
-            x = 2 * GAP + j * pitch  # the query stands apart
+            x = 2 * GAP + j * pitch  # a gap after the query
             colour = PLAIN if one.right is None else RIGHT if one.right else WRONG
             draw.rectangle((x, y, x + CELL + 2 * FRAME - 1, y + CELL + 2 * FRAME - 1), fill=colour)
             picture.paste(cell(one.image), (x + FRAME, y + FRAME))

@@ -1,4 +1,4 @@
-"""A trained run: its model, and images through it.
+"""The model of a finished run, and images embedded by it.
 
 model = load_trained("runs/icons_mini")
 X, readable = embed(model, source, names, unreadable=...)
@@ -81,21 +81,21 @@ def read_model(folder: Path) -> bytes:
         return (folder / "model.safetensors").read_bytes()
     except FileNotFoundError:
         raise RunError(
-            f"{folder} has no model.safetensors: training has not finished, the same training "
-            "command continues it"
+            f"{folder} has no model.safetensors: training has not finished; the same training "
+            "command resumes it"
         ) from None
     except OSError as error:
         raise RunError(f"{error.filename} cannot be read: {error.strerror}") from None
 
 
 def model_sha256(folder: Path) -> str:
-    """What tells one trained model from another."""
+    """The checksum that identifies a trained model."""
     read_config(folder)
     return hashlib.sha256(read_model(folder)).hexdigest()
 
 
 class NamedBatches(ImageBatches):
-    """By number: batches of images, black where one is unreadable, and which are readable."""
+    """By number: batches of images, and whether each is readable; an unreadable one is black."""
 
     def __init__(self, source: Source, names: Sequence[str], spec: Input, batch: int) -> None:
         self.source, self.names, self.spec, self.most = source, names, spec, batch
@@ -119,7 +119,7 @@ def image_or_reason(source: Source, name: str, spec: Input) -> Image.Image | str
         return eval_image(source.read(name), spec)
     except UnidentifiedImageError:
         return "neither JPEG nor PNG"
-    # decoders raise nearly everything on broken bytes: OSError, SyntaxError, struct.error, ...
+    # decoders raise almost any exception on damaged bytes: OSError, SyntaxError, struct.error, ...
     except Exception as error:  # noqa: BLE001
         text = (error.strerror if isinstance(error, OSError) else None) or str(error)
         return " ".join(text.split()) or type(error).__name__
@@ -135,8 +135,8 @@ def embed(
     batch: int = 256,
     workers: int = 0,
 ) -> tuple[Vectors, NDArray[np.bool_]]:
-    """An embedding for every name, in their order, and which of them count: those of images that
-    could be read. `unreadable` hears of the others, with the reason, in order, and may raise."""
+    """An embedding per name, in order, and which of them are of readable images. `unreadable` is called
+    for each of the others, in order, with the reason; it may raise."""
     X = np.empty((len(names), model.head.out_features), np.float32)
     readable = np.empty(len(names), np.bool_)
     batches = NamedBatches(source, names, model.spec, batch)

@@ -1,16 +1,16 @@
 """Checkpoints: whole or not there.
 
     runs/NAME/checkpoints/
-        step-00000200/              the one before, should the last be damaged
+        step-00000200/              the one before the last, in case the last is damaged
         step-00000400/              the last
             model.safetensors
             optimizer.safetensors
-            state.json              progress; checksums of the files above, and of itself
+            state.json              progress; checksums of the files above and of this file
         best-00000300/              model.safetensors and state.json of the best validation
-        .writing/                   not finished: never read, overwritten by the next
+        .writing/                   unfinished: never read, overwritten by the next save
 
-A checkpoint is written aside, synced to disk, and renamed; only then an older one is removed. Which
-is the last is read from the state, not from the names. Nothing is ever unpickled.
+A checkpoint is written aside, synced to disk, and renamed; only then is an older one removed. The state
+says which checkpoint is the last, not the folder's name. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint: its content was compared with its checksums."""
+    """A whole checkpoint: its content matches its checksums."""
 
     folder: Path
     state: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 def write(root: Path, name: str, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> Path:
-    """Write root/name whole; tensors: file -> name -> tensor. Other checkpoints are not touched."""
+    """Write root/name, whole. tensors: file -> name -> tensor. Other checkpoints are not touched."""
     for file, content in tensors.items():
         for key, x in content.items():
             if x.is_floating_point() and not x.isfinite().all():
@@ -65,20 +65,20 @@ def write(root: Path, name: str, state: Mapping[str, Any], tensors: Mapping[str,
         whole = {**head, "sha256": digest(head)}
         write_synced(aside / STATE, json.dumps(whole, indent=1).encode())
         sync_folder(aside)
-        if final.exists():  # of an attempt that was given up; no checkpoint refers to it
+        if final.exists():  # left by an abandoned attempt; no checkpoint refers to it
             shutil.rmtree(final)
         aside.rename(final)
         sync_folder(root)
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint {final} cannot be written: {error.strerror}; the one before is kept, "
-            "continue from it with the same command"
+            "resume from it with the same command"
         ) from None
     return final
 
 
 def write_step(root: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> None:
-    """Write the checkpoint of state["step"], then remove what it and the one before do not need.
+    """Write the checkpoint of state["step"], then remove what neither it nor the one before needs.
 
     state["best"]: the step whose best-* it refers to, or None.
     """
@@ -97,8 +97,8 @@ def best_name(step: int | None) -> str:
 
 
 def states(root: Path) -> dict[Path, dict[str, Any] | None]:
-    """The folders that look like checkpoints of a step, and what they say of themselves; None for
-    one that says nothing sensible."""
+    """The folders that look like checkpoints of a step, each with its step and best step; None for a
+    damaged one."""
     found: dict[Path, dict[str, Any] | None] = {}
     for path in root.glob(f"[!.]*/{STATE}"):
         if not path.parent.name.startswith("best-"):
