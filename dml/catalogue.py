@@ -1,4 +1,4 @@
-"""What exists by name: losses with their hyper-parameters, datasets, backbones."""
+"""The names that a config may use: losses with their hyper-parameters, datasets, backbones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,8 +7,9 @@ from dml.rules import ANY, POSITIVE, Problem, at_least, did_you_mean, fit
 
 Parameter = float | int | bool
 
-# alpha, beta, lam, eps are the paper's (Section 5, "by following" the histogram paper). The paper
-# gives no lam for contrastive, triplet and lifted_structure and no number of bins: our choices.
+# alpha, beta, lam and eps are those of the paper (Section 5, which follows the histogram paper). The
+# paper gives no lam for contrastive, triplet and lifted_structure and no number of bins; those are our
+# choices.
 LOSS_PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
     "multi_similarity": {"alpha": 2.0, "beta": 50.0, "lam": 1.0, "eps": 0.1},
     "ms_weighting": {"alpha": 2.0, "beta": 50.0, "lam": 1.0},
@@ -24,7 +25,7 @@ LOSS_PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
     "bin_lifted": {"alpha": 2.0, "beta": 50.0, "lam": 1.0},
 }
 
-# MS mining goes in front of any weighting, except where the name already settles it.
+# MS mining can go in front of any weighting, unless the name of the loss already says whether it does.
 MINING: Mapping[str, Parameter] = {"mine": False, "eps": 0.1}
 MINING_SETTLED = frozenset({"multi_similarity", "ms_weighting", "ms_mining"})
 
@@ -41,7 +42,7 @@ _PARAMETER_RULES = {
 def complete_loss(
     name: object, given: Mapping[str, object]
 ) -> tuple[dict[str, Parameter], list[Problem]]:
-    """All parameters of a loss, defaults filled in, and what is wrong with the given ones."""
+    """All parameters of a loss with defaults filled in, and the problems of the given ones."""
     if not isinstance(name, str) or name not in LOSS_PARAMETERS:
         fix = f"{did_you_mean(name, LOSS_PARAMETERS)}the losses are {', '.join(LOSS_PARAMETERS)}"
         return {}, [Problem("name", name, "unknown loss", fix)]
@@ -67,23 +68,20 @@ def complete_loss(
 
 @dataclass(frozen=True)
 class Dataset:
-    """Sizes of the standard split (None: the index of the shards knows) and the K of Recall@K."""
+    """Sizes of the standard training split (None: only the shards know) and the K of Recall@K."""
 
     train_classes: int | None
     train_images: int | None
-    test_classes: int | None
-    test_images: int | None
     ks: tuple[int, ...]
 
 
 DATASETS: Mapping[str, Dataset] = {
-    "sop": Dataset(11_318, 59_551, 11_316, 60_502, (1, 10, 100, 1000)),
-    "cub200": Dataset(100, 5_864, 100, 5_924, (1, 2, 4, 8, 16, 32)),
-    "cars196": Dataset(98, 8_054, 98, 8_131, (1, 2, 4, 8, 16, 32)),
-    # 14,218 queries and a gallery of 12,612.
-    "inshop": Dataset(3_997, 25_882, 3_985, 26_830, (1, 10, 20, 30, 40, 50)),
-    "icons": Dataset(None, None, None, None, (1, 10, 100, 1000)),
-    "folder": Dataset(None, None, None, None, (1, 2, 4, 8)),
+    "sop": Dataset(11_318, 59_551, (1, 10, 100, 1000)),
+    "cub200": Dataset(100, 5_864, (1, 2, 4, 8, 16, 32)),
+    "cars196": Dataset(98, 8_054, (1, 2, 4, 8, 16, 32)),
+    "inshop": Dataset(3_997, 25_882, (1, 10, 20, 30, 40, 50)),
+    "icons": Dataset(None, None, (1, 10, 100, 1000)),
+    "folder": Dataset(None, None, (1, 2, 4, 8)),
 }
 
 BACKBONES = ("bn_inception", "resnet50", "efficientnet_lite0", "convnet")

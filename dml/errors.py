@@ -1,4 +1,4 @@
-"""The errors that a user may cause: each is one sentence on what is wrong, where, and what to do."""
+"""The errors that a user may cause. Each text says what is wrong, where, and what to do."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from shards.item import ShardError
 
 
 class Mistake(ValueError):
-    """Something that was asked for cannot be done; no traceback is shown."""
+    """A request that cannot be carried out; programs print it without a traceback."""
 
 
 class ConfigError(Mistake):
-    """Everything that is wrong with a config, together."""
+    """All problems of a config together."""
 
     def __init__(self, problems: Sequence[Problem], where: str) -> None:
         super().__init__(problems, where)
@@ -24,7 +24,7 @@ class ConfigError(Mistake):
 
 
 class LaunchError(Mistake):
-    """The processes were not started as one run."""
+    """The processes were not launched as one run."""
 
 
 class ModelError(Mistake):

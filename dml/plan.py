@@ -1,4 +1,4 @@
-"""Every number that follows from a config, a number of processes and the size of the dataset.
+"""All numbers that follow from a config, the number of processes and the size of the dataset.
 
 python -m dml.plan --config configs/sop_bs1000.yaml --processes 8
 """
@@ -17,11 +17,12 @@ from dml.config import Config, add_arguments, load
 from dml.cost import loss_bytes_sent, loss_flops, loss_memory
 from dml.errors import ConfigError
 from dml.rules import Problem
+from shards.output import exit_code
 
 
 @dataclass(frozen=True)
 class Plan:
-    """None: unknown until the index of the shards gives the size of the dataset."""
+    """None means unknown until the shards give the size of the dataset."""
 
     batch_size: int
     processes: int
@@ -40,7 +41,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def table(self) -> str:
+    def __str__(self) -> str:
         rows = {
             "batch size": f"{self.batch_size:,} images",
             "processes": f"{self.processes:,}",
@@ -60,13 +61,10 @@ class Plan:
         width = max(map(len, rows))
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
-    def __str__(self) -> str:
-        return self.table()
-
 
 def _known(number: float | None) -> str:
     if number is None:
-        return "unknown before the shards are read"
+        return "unknown until the shards are read"
     return f"{number:,}" if isinstance(number, int) else f"{number:,.2f}"
 
 
@@ -85,7 +83,8 @@ def plan(
     train_classes: int | None = None,
     train_images: int | None = None,
 ) -> Plan:
-    """The plan, or ConfigError; the sizes of the training split default to the catalogue's."""
+    """The plan of a config, or ConfigError with every problem. The sizes of the training split default
+    to those of the catalogue."""
     dataset = DATASETS[config.data.dataset]
     classes = dataset.train_classes if train_classes is None else train_classes
     images = dataset.train_images if train_images is None else train_images
@@ -98,8 +97,8 @@ def plan(
     m = config.batch.classes * config.batch.per_class
     b = m // processes
     if classes and images and held_out:
-        # Held-out classes are taken to be of average size: an epoch is then the same number on a
-        # login node, which sees only the catalogue, and in training.
+        # Held-out classes are assumed to have average size, so that an epoch is the same number on a
+        # login node, which knows only the catalogue, as in training.
         images = round(images * (classes - held_out) / classes)
     length = config.length
     if length.steps is not None:
@@ -109,7 +108,7 @@ def plan(
     else:
         assert length.epochs is not None
         assert images is not None
-        # as written: in binary 1.1 is a little more, and would add a step
+        # the decimal as written: 1.1 in binary is slightly more and would add a step
         steps = math.ceil(Fraction(str(length.epochs)) * images / m)
     return Plan(
         batch_size=m,
@@ -153,30 +152,30 @@ def _problems(
             yield Problem("batch.classes", batch.classes, text, fix)
     b = math.ceil(m / processes)
     if engine.micro_batch is not None and engine.micro_batch > b:
-        text = f"larger than the {b} images per process"
+        text = f"must not be larger than the {b} images per process"
         fix = f"set engine.micro_batch to at most {b}, or null for no gradient caching"
         yield Problem("engine.micro_batch", engine.micro_batch, text, fix)
     if engine.micro_batch is not None and engine.micro_batch < b and batchnorm != "frozen":
         text = (
-            "with more than one micro-batch the batch statistics would be those of a micro-batch,"
-            " and neither the cached nor the second forward would be that of one big batch"
+            "with more than one micro-batch, BatchNorm would use the statistics of each micro-batch,"
+            " not those of the whole batch"
         )
         yield Problem("model.batchnorm", batchnorm, text, "set model.batchnorm=frozen")
     if processes > 1 and batchnorm == "local":
-        text = "every process would normalise with its own statistics"
+        text = "with several processes, each would normalise with the statistics of its own images"
         fix = "set model.batchnorm=frozen or model.batchnorm=synced"
         yield Problem("model.batchnorm", batchnorm, text, fix)
     if config.length.epochs is not None and images is None:
-        text = f"the size of {config.data.dataset} is unknown before the shards are read"
+        text = f"the size of {config.data.dataset} is unknown until the shards are read"
         fix = "set length.steps or length.images"
         yield Problem("length.epochs", config.length.epochs, text, fix)
 
 
 def built_sizes(config: Config) -> tuple[int | None, int | None]:
-    """Training classes and images of the shards, where they are built already."""
+    """The numbers of training classes and images, if the shards are built already."""
     if not (Path(config.data.shards) / "manifest.json").exists():
         return None, None
-    from shards.index import read_manifest  # numpy: only where there are shards to read
+    from shards.index import read_manifest  # imports numpy, which takes time
 
     train = read_manifest(config.data.shards)["splits"].get("train", {})
     return train.get("classes"), train.get("images")
@@ -188,7 +187,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Check a config and print every number that follows from it.",
     )
     add_arguments(parser)
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="default: 1")
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="how many (default: %(default)s)"
+    )
     arguments = parser.parse_args(argv)
     try:
         config = load(arguments.config, arguments.set)
@@ -200,4 +201,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

@@ -1,15 +1,15 @@
-"""Recall@K, R-precision and MAP@R: queries stream past the gallery, ranks come from counting.
+"""Recall@K, R-precision and MAP@R, computed chunk by chunk from counts of negatives.
 
-A query has R positives in the gallery, nearest first: p_1 >= p_2 >= ... >= p_R. Nearest means the
-largest dot product. With n_j negatives ahead of the j-th positive, n_j = #{negatives with
-S >= p_j}, its rank is j + n_j, and (Musgrave et al., A Metric Learning Reality Check)
+Similarities S are dot products. A query has R positives in the gallery, with similarities
+p_1 >= p_2 >= ... >= p_R. There are n_j = #{negatives with S >= p_j} negatives ahead of the j-th
+positive, so its rank is j + n_j, and (Musgrave et al., A Metric Learning Reality Check)
 
     Recall@K    = [n_1 < K]
     R-precision = 1/R #{j : j + n_j <= R}
     MAP@R       = 1/R sum_{j : j + n_j <= R} j / (j + n_j)
 
-Ties count against the model: a negative exactly as near as a positive is ahead of it. Between
-positives a tie changes nothing. A query without positives fails: all its measures are 0.
+Ties count against the model: a negative with the same similarity as a positive is ahead of it. A tie
+between positives changes nothing. For a query without positives all measures are 0.
 """
 
 from __future__ import annotations
@@ -25,26 +25,19 @@ from dml.distributed.precision import at_least_float32, full_precision
 
 NO_POSITIVE = torch.iinfo(torch.int64).max
 
-# Equal vectors must tie, but in products with few rows BLAS rounds equal columns differently: MKL
-# in two products of three with one row, in one of 600 with 4 to 15, in none of 20,000 with more.
+# Equal vectors must tie, but in products with few rows BLAS may round equal columns differently.
+# Measured with MKL: in two of three products with one row, in one of 600 with 4 to 15 rows, in none of
+# 20,000 with more.
 FEWEST_ROWS = 32
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """What every query found, one entry each: parts of the queries can be measured apart."""
+    """One entry per query, so that processes can measure their own queries."""
 
-    ahead: Tensor  # n_1, negatives ahead of the best positive; NO_POSITIVE if there is none
+    ahead: Tensor  # n_1, negatives ahead of the best positive; NO_POSITIVE without positives
     precision: Tensor  # R-precision, float64
     average_precision: Tensor  # MAP@R before the mean over queries, float64
-
-    @classmethod
-    def join(cls, parts: Sequence[Retrieval]) -> Retrieval:
-        return cls(
-            torch.cat([part.ahead for part in parts]),
-            torch.cat([part.precision for part in parts]),
-            torch.cat([part.average_precision for part in parts]),
-        )
 
     def summary(self, ks: Iterable[int] | int) -> dict[str, float]:
         """Means over the queries: recall@K for every K, r_precision and map@r."""
@@ -67,9 +60,9 @@ def retrieval(
 ) -> Retrieval:
     """All measures of every query, in O(chunk x n) memory for n samples in the gallery.
 
-    If the queries are rows of the gallery, `first` is the row of the first of them, and none
-    retrieves itself; None if queries and gallery are different sets. There may be no queries: the
-    share of a process can be empty.
+    If the queries are consecutive rows of the gallery, `first` is the row of the first query, and no
+    query retrieves itself. It is None if queries and gallery are different sets. The queries may be
+    empty, as the share of a process can be.
     """
     if len(queries) or len(labels):
         _check("queries", queries, labels)
@@ -79,8 +72,9 @@ def retrieval(
         and torch.equal(labels, gallery_labels[first : first + len(labels)])
     ):
         raise ValueError(
-            f"{len(labels)} queries from row {first} of a gallery of {len(gallery)}, but these "
-            f"rows do not exist or have other labels; first=None if the queries are no part of it"
+            f"{len(labels)} queries from row {first} of a gallery of {len(gallery)}, but these rows "
+            "do not exist or have other labels; set first=None if the gallery does not contain the "
+            "queries"
         )
     ahead = labels.new_empty(len(labels), dtype=torch.int64)
     precision = labels.new_empty(len(labels), dtype=torch.float64)
@@ -101,10 +95,10 @@ def recall_at_k(
     *,
     chunk: int = 1024,
 ) -> dict[int, float]:
-    """Share of queries with a sample of their label among their K nearest, for every K.
+    """Share of queries with a sample of their label among their K nearest neighbours, for every K.
 
-    Without a gallery the queries search each other, and none retrieves itself. Ties count against
-    the model, and so does a query without any positive. Memory is O(chunk x n) for n samples in the
+    Without a gallery the queries are the gallery, and no query retrieves itself. Ties count against
+    the model, and so does a query without positives. Memory is O(chunk x n) for n samples in the
     gallery.
     """
     ks = _checked(ks)
@@ -127,10 +121,11 @@ def _chunks(
     first: int | None,
     chunk: int,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Some queries at a time: which, S, and p.
+    """Yield (rows, S, p) for one chunk of queries at a time.
 
-    S (queries x n) has -inf in place of all that is no negative, and is overwritten by the next
-    chunk. p (queries x K, K the largest class) has the positives in any order, and -inf to fill up.
+    S (queries x n) holds the similarities of negatives and -inf everywhere else; the next chunk
+    overwrites it. p (queries x size of the largest class) holds the similarities of positives in any
+    order, padded with -inf.
     """
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, not {chunk}")
@@ -157,8 +152,8 @@ def _chunks(
             s = torch.mm(Q, gallery.T, out=S[: len(Q)])[: rows.stop - i]
         own = classes[n:][rows, None]
         positive = slots < sizes[own]
-        # A slot too many repeats the last positive. A class that is not in the gallery erases some
-        # other sample, which does not matter to a query without positives.
+        # Slots beyond the size of a class repeat its last sample. For a class that is not in the
+        # gallery they erase some other sample, which does not matter without positives.
         interval = starts[own] + slots.minimum(sizes[own] - 1)
         columns = by_class[interval.clamp(0, n - 1)]
         if first is not None:
@@ -169,22 +164,22 @@ def _chunks(
 
 
 def _ahead(S: Tensor, p: Tensor) -> Tensor:
-    """n_1 = #{negatives with S >= p_1} of every row, for any K. Leaves S as zeros and ones."""
+    """n_1 = #{negatives with S >= p_1} of every row, for any K. Overwrites S with zeros and ones."""
     best = p.amax(1, keepdim=True)
-    # Ones in place of S, summed as floats, are exact to 2^24 and cost 0.05 of the product that made
-    # S; a boolean matrix and its sum cost 0.8.
+    # Measured: comparing in place and summing floats, which is exact to 2^24, takes 0.05 of the time
+    # of the product that computed S; a boolean matrix and its sum take 0.8.
     ahead = S.ge_(best).sum(1).long()
     return ahead.masked_fill_(best.squeeze(1) == -torch.inf, NO_POSITIVE)
 
 
 def _precisions(S: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """R-precision and MAP@R of every row. No rank beyond R counts: R negatives are enough."""
+    """R-precision and MAP@R of every row. Ranks beyond R do not count, so R negatives are enough."""
     R = (p > -torch.inf).sum(1, keepdim=True)
     nearest = S.topk(max(1, int(R.max()))).values
     j = torch.arange(1, p.shape[1] + 1, device=p.device)
     n_j = torch.searchsorted(-nearest, -p.sort(descending=True).values, right=True)
     rank = j + n_j
-    hit = rank <= R  # never for the -inf in p: there j > R
+    hit = rank <= R  # never for the padding of p: there j > R
     precision = hit / R.clamp(min=1).double()
     return precision.sum(1), (precision * j / rank).sum(1)
 
@@ -203,7 +198,7 @@ def _checked(ks: Iterable[int] | int) -> list[int]:
 def _check(what: str, embeddings: Tensor, labels: Tensor) -> None:
     if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1] or len(labels) == 0:
         raise ValueError(
-            f"{what} must be n x d with n > 0 and a label each, but the shapes are "
+            f"{what} must be n x d with n > 0 and have n labels, but the shapes are "
             f"{tuple(embeddings.shape)} and {tuple(labels.shape)}"
         )
     if not embeddings.is_floating_point():

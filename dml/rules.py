@@ -1,6 +1,6 @@
-"""What a value must be, and how it is said that it is not.
+"""Rules for values, and the text of a problem when a value breaks one.
 
-The config reports all problems of a run together; `make_loss` raises on the same ones.
+The config reports all problems of a run together; `make_loss` applies the same rules.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with what was given, said in one line."""
+    """One thing that is wrong with a setting, in one line."""
 
     key: str
     value: object
@@ -67,12 +67,12 @@ _KINDS = {
 
 
 def fit(value: object, kind: type, rule: Rule = ANY) -> Any:
-    """The value as `kind`; ValueError says what it must be. true is not 1 and "10" is not 10."""
+    """The value as `kind`, or ValueError with what it must be. true is not 1, and "10" is not 10."""
     if isinstance(value, Integral) and not isinstance(value, bool):
-        value = int(value)  # numpy's too
+        value = int(value)  # also from numpy
     elif isinstance(value, float):
         value = float(value)
-    if kind is float and type(value) is int and abs(value) < 2**53:  # beyond, floats skip integers
+    if kind is float and type(value) is int and abs(value) < 2**53:  # larger ones may not be exact
         value = float(value)
     if kind is tuple and isinstance(value, list) and all(type(item) is int for item in value):
         value = tuple(value)

@@ -10,7 +10,6 @@ asked for, 75 interrupted.
 """
 
 import argparse
-import os
 import signal
 import sys
 import time
@@ -47,6 +46,7 @@ from launch.submission import (
     submitted,
 )
 from launch.sweep import Resources, Sweep, SweepError, SweepRun, plan_all, read_sweep
+from shards.output import exit_code
 
 FINISHED, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 75
 ASKED = {  # of Slurm; the keys of Resources
@@ -315,10 +315,4 @@ def told(each: Standing) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough, as in ... --status | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = FINISHED
-    raise SystemExit(code)
+    raise SystemExit(exit_code(main))

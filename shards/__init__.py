@@ -1,1 +1,16 @@
-"""Datasets as webdataset shards with random access. Knows nothing of dml."""
+"""Datasets as webdataset shards with random access; this package knows nothing of dml.
+
+- `build` (build): the program that packs a dataset into shards
+- `verify` (verify): the program that checks shards
+- `sheet` (sheet): the program that draws a contact sheet
+- `attribution` (attribution): the program that lists the authors and licences of icons
+- `sources`: one module per dataset
+- `item` (Item, Collection, ShardError): what a source gives to the builder
+- `images` (check, load): checks images by decoding them
+- `pack` (Packer, atomic_folder): writes tars, index and manifest
+- `index` (Index, ImageReader, load_index, read_manifest): reads them
+- `workers` (in_order): a parallel map
+- `files` (write_whole, write_synced, sync_file, sync_folder, try_lock): atomic writes and locks
+- `cores` (available_cores): counts cores
+- `output` (exit_code, discard_output): programs whose output goes to a pipe
+"""

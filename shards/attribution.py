@@ -1,4 +1,4 @@
-"""Who drew the icons in a folder of shards, and under which licence, as Markdown:
+"""Print the authors and licences of the icons in a folder of shards, as Markdown:
 
 python shards/attribution.py shards/bundled/icons-mini --root iconify-json-2.2.535.tgz
 """
@@ -13,23 +13,24 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-if not __package__:  # started as a file: python put shards/ on the path, the imports start above it
+if not __package__:  # run as a file: Python put shards/ on the path, but imports start above it
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from shards.index import Index, load_index
 from shards.item import ShardError
+from shards.output import exit_code
 from shards.sources.icons_package import infos
 
 HEAD = """\
 # Attribution
 
-{images:,} icons of {sets} sets, drawn in black at a small size; nothing else was changed. The set, name,
-author and licence of each stand in the json beside it in the tars. They come from the npm package
+{images:,} icons of {sets} sets, drawn in black at a small size; nothing else was changed. The json file of
+each icon in the tars gives its set, name, author and licence. The icons come from the npm package
 `@iconify/json`, which collects them from the sets' own repositories.
 
-The copyright is the authors'. The words of Apache-2.0 and ISC stand in the files beside this one,
-those of MIT in LICENSE at the root of the project, to be read with the author's name; CC0 gives up all
-rights (https://spdx.org/licenses/CC0-1.0).
+The authors hold the copyright. The texts of Apache-2.0 and ISC are in the files beside this one. The
+text of MIT is in LICENSE at the root of the project, to be read with the author's name. CC0 gives up
+all rights (https://spdx.org/licenses/CC0-1.0).
 
 | set | author | licence | icons |
 |---|---|---|--:|
@@ -37,14 +38,14 @@ rights (https://spdx.org/licenses/CC0-1.0).
 
 
 def sets_in(index: Index) -> Counter[str]:
-    """How many images every icon set has."""
+    """The number of images of every icon set."""
     count = Counter[str]()
     for path in index.shards:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
                 if member.name.endswith(".json"):
                     file = tar.extractfile(member)
-                    assert file is not None  # for a regular file there is one
+                    assert file is not None  # None only for members that are not regular files
                     count[json.load(file)["extra"]["set"]] += 1
     return count
 
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = (__doc__ or "").split("\n\n")[0]
     parser = argparse.ArgumentParser(prog="shards/attribution.py", description=about)
     parser.add_argument("shards", type=Path, help="a folder made by shards/build.py from icons")
-    parser.add_argument("--root", type=Path, required=True, help="the package they were made from")
+    parser.add_argument("--root", type=Path, required=True, help="the package they were built from")
     args = parser.parse_args(argv)
     try:
         print(attribution(load_index(args.shards), args.root), end="")
@@ -79,4 +80,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -1,8 +1,8 @@
-"""Packs a dataset into shards, once:
+"""Pack a dataset into shards:
 
 python shards/build.py cub200 --root ~/CUB_200_2011 --out data/cub200
 
-Every image is decoded on the way. The result appears under --out when it is complete, or not at all.
+Every image is decoded as a check. The folder --out appears only when it is complete.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-if not __package__:  # started as a file: python put shards/ on the path, the imports start above it
+if not __package__:  # run as a file: Python put shards/ on the path, but imports start above it
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tqdm import tqdm
 
 from shards.images import load
 from shards.item import Collection, Item, ShardError
-from shards.pack import Packer, appearing
+from shards.output import exit_code
+from shards.pack import Packer, atomic_folder
 from shards.workers import default_workers, in_order
 
 SOURCES = ("sop", "cub200", "cars196", "inshop", "icons", "icons_mini", "folder")
@@ -38,20 +39,20 @@ def _count_problems(items: Sequence[Item], expected: dict[str, tuple[int, int]])
     images.update(item.split for item in items)
     classes.update(split for split, _ in {(item.split, item.class_name) for item in items})
     return [
-        f"{split} has {classes[split]:,} classes and {images[split]:,} images "
-        f"where {expected[split][0]:,} and {expected[split][1]:,} were published"
+        f"{split} has {classes[split]:,} classes and {images[split]:,} images, "
+        f"but {expected[split][0]:,} and {expected[split][1]:,} were published"
         for split in expected
         if (classes[split], images[split]) != expected[split]
     ]
 
 
 def _refuse_singles(train: Counter[str]) -> None:
-    """The only positives of such an image would be copies of itself."""
+    """Refuse a train class with a single image, whose only positives would be its own crops."""
     single = [name for name, images in train.items() if images == 1]
     if single:
-        more = f" and {len(single) - 1:,} more" if len(single) > 1 else ""
+        more = f" (and {len(single) - 1:,} more)" if len(single) > 1 else ""
         raise ShardError(
-            f"the train class {single[0]!r}{more} has a single image, so no positive pair: "
+            f"the train class {single[0]!r}{more} has a single image, so it has no positive pair: "
             "add images or remove the class, or pass --allow-singles"
         )
 
@@ -67,19 +68,22 @@ def build(
     allow_counts: bool = False,
     allow_singles: bool = False,
 ) -> dict[str, Any]:
-    """Packs the collection into `out` and returns the manifest; ShardError if it must not."""
-    # a split's images lie together, and its labels too: train first, the rest as they come
+    """Pack the collection into `out` and return the manifest.
+
+    Raises ShardError if the counts, a class or an image is wrong and no option allows it.
+    """
+    # images and labels of a split are contiguous: train first, then the order of the source
     splits = dict.fromkeys(["train", *(item.split for item in collection.items)])
     order = {split: i for i, split in enumerate(splits)}
     items = sorted(collection.items, key=lambda item: order[item.split])
     if not items:
         raise ShardError(f"the {source} source found no images")
     if wrong := [split for split in splits if not re.fullmatch("[a-z]+", split)]:
-        raise ShardError(f"the split {wrong[0]!r} must have a name of small letters")
+        raise ShardError(f"the split name {wrong[0]!r} must consist of lower-case letters")
     notes = list(collection.notes)
     if problems := _count_problems(items, dict(collection.expected)):
         if not allow_counts:
-            raise ShardError(f"{'; '.join(problems)}: complete it, or pass --allow-counts")
+            raise ShardError(f"{'; '.join(problems)}: complete the dataset, or pass --allow-counts")
         notes += problems
     if not allow_singles:
         _refuse_singles(Counter(item.class_name for item in items if item.split == "train"))
@@ -87,7 +91,7 @@ def build(
     skipped: list[str] = []
     converted = 0
     with (
-        appearing(out) as folder,
+        atomic_folder(out) as folder,
         closing(Packer(folder, max_bytes)) as packer,
         closing(in_order(load, items, workers)) as pictures,
         tqdm(total=len(items), unit="image", disable=None) as bar,  # None: off without a terminal
@@ -102,7 +106,7 @@ def build(
             elif bad == "skip":
                 skipped.append(f"{item.name} {picture}")
             else:
-                raise ShardError(f"{item.name} {picture}: repair it, or pass --bad skip")
+                raise ShardError(f"{item.name} {picture}: repair the file, or pass --bad skip")
         if skipped and not allow_singles:
             _refuse_singles(train)
         if converted:
@@ -146,19 +150,20 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("source", choices=SOURCES, help="the dataset; folder is split/class/image, for your own")
+    add("source", choices=SOURCES, help="the dataset; folder is your own, SPLIT/CLASS/IMAGE")
     add("--root", type=Path, required=True, help="the dataset as it was published")
-    add("--out", type=Path, required=True, help="a folder to make")
+    add("--out", type=Path, required=True, help="the folder to create")
     add("--max-bytes", type=_bytes, default="256MiB", help="size of a tar (default: %(default)s)")
-    add("--workers", type=_positive, default=default_workers(), help="default: %(default)s here")
+    workers = "processes (default: %(default)s on this machine)"
+    add("--workers", type=_positive, default=default_workers(), help=workers)
     add(
         "--bad",
         choices=("fail", "skip"),
         default="fail",
         help="unreadable images: stop at the first, or leave them out and list them (default: fail)",
     )
-    add("--allow-counts", action="store_true", help="other numbers of images than published")
-    add("--allow-singles", action="store_true", help="train classes with a single image")
+    add("--allow-counts", action="store_true", help="accept counts other than the published ones")
+    add("--allow-singles", action="store_true", help="accept train classes with a single image")
     return parser.parse_args(argv)
 
 
@@ -177,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             allow_singles=args.allow_singles,
         )
     except KeyboardInterrupt:
-        print(f"interrupted: {args.out} was not made, nothing is left of it", file=sys.stderr)
+        print(f"interrupted: {args.out} was not built, nothing is left behind", file=sys.stderr)
         return 130
     except ShardError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -185,11 +190,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "the disk is full" if full else str(error)
-        print(f"error: {args.out} was not made: {reason}", file=sys.stderr)
+        print(f"error: {args.out} was not built: {reason}", file=sys.stderr)
         return 2
     print(_summary(manifest, args.out, time.perf_counter() - start))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

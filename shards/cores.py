@@ -1,11 +1,11 @@
-"""How many cores there are."""
+"""Counts cores."""
 
 import os
 import sys
 
 
 def available_cores() -> int:
-    """The cores this process may use: a job or a container may have only some of the machine's."""
+    """The number of cores this process may use: a job or container may have fewer than the machine."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

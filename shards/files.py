@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and locks: the one place for both, for all programs."""
+"""Atomic writes, syncing to disk and file locks, for all programs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ def write_synced(path: Path, data: bytes) -> None:
     """Write a file, and return when it is on disk."""
     with path.open("wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        sync_file(file)
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file aside, sync it and rename it: a reader sees the old content or the new."""
-    aside = path.with_name(f".{path.name}.writing")
+    """Write a temporary file, sync it and rename it: a reader sees the old content or the new."""
+    temporary = path.with_name(f".{path.name}.writing")
     try:
-        write_synced(aside, data)
-        aside.replace(path)
+        write_synced(temporary, data)
+        temporary.replace(path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def sync_file(file: IO[bytes]) -> None:
+    """Return when all that was written to an open file is on disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -40,10 +45,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def try_lock(file: IO[str] | int, shared: bool = False) -> bool:
-    """Lock a file until it is closed; False if another process holds it.
+    """Lock a file until it is closed; return False if another process holds the lock.
 
-    Some cluster file systems have no locks: there it always succeeds, since to work without a lock
-    is better than not to work.
+    Some cluster file systems have no locks. There it always returns True, because working without
+    a lock is better than not working.
     """
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Is this an image? Decoded in full, so that training never meets one that is not."""
+"""Checks images by decoding them in full, so that training never meets a damaged one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image, UnidentifiedImageError
 
 from shards.item import Item, ShardError
 
-# Pillow knows many more, and starts other programs for some of them (Ghostscript for EPS).
+# Pillow reads many more formats, but starts other programs for some of them (Ghostscript for EPS).
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 
 
@@ -23,18 +23,19 @@ class Picture:
 
 
 def check(data: bytes) -> Picture:
-    """The image as shards hold it; ShardError says in a few words why it is none.
+    """The image as shards store it; ShardError says in a few words what is wrong with it.
 
-    The content decides, not a file's name. JPEG and PNG stay as they are, the rest becomes PNG.
+    The format follows from the content, not from the file's name. JPEG and PNG keep their bytes, all
+    other formats are converted to PNG.
     """
     try:
         with warnings.catch_warnings():
-            # Pillow only warns between one and two times its limit
+            # between one and two times its limit Pillow only warns
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 image.load()
-                if image.format in ("JPEG", "MPO"):  # MPO: a JPEG with more of them behind it
+                if image.format in ("JPEG", "MPO"):  # MPO: several JPEGs in one file
                     return Picture(data, "jpg")
                 if image.format == "PNG":
                     return Picture(data, "png")
@@ -46,14 +47,14 @@ def check(data: bytes) -> Picture:
         raise ShardError(f"is a decompression bomb (more than {limit})") from None
     except UnidentifiedImageError:
         raise ShardError(f"is not an image ({', '.join(FORMATS)})") from None
-    # decoders raise nearly everything on broken bytes: OSError, SyntaxError, struct.error, ...
+    # decoders raise many kinds of errors on damaged bytes: OSError, SyntaxError, struct.error, ...
     except Exception as error:  # noqa: BLE001
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ShardError(f"is a damaged image ({reason})") from None
 
 
 def load(item: Item) -> Picture | str:
-    """The item's image, or what is wrong with it; both can be sent between processes."""
+    """The item's image, or a text that says what is wrong; a worker process can return both."""
     try:
         return check(item.encoded())
     except ShardError as error:

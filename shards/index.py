@@ -1,11 +1,11 @@
-"""Shards as they lie on disk, and random access to their images.
+"""The layout of shards on disk, and random access to their images.
 
     DIR/manifest.json       format, version, source, splits, classes, shards with checksums, notes
-    DIR/index.npy           one ROW an image, in the order of the tars
+    DIR/index.npy           one ROW per image, in the order of the tars
     DIR/train-000000.tar    KEY.jpg or KEY.png, KEY.cls (the label), KEY.json; KEY is the row number
     DIR/test-000000.tar     ...
 
-Any webdataset reader takes the tars as they are; training reads single images at their offsets.
+Any webdataset reader can read the tars; training reads single images at their offsets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FORMAT, VERSION = "dml-shards", 1
 ROW = np.dtype(
     [("split", "u1"), ("label", "<i4"), ("shard", "<i4"), ("offset", "<i8"), ("size", "<i4")]
 )
-SHARD_NAME = re.compile(r"[a-z]+-[0-9]{6,}\.tar")  # no slash: a manifest cannot point elsewhere
+SHARD_NAME = re.compile(r"[a-z]+-[0-9]{6,}\.tar")  # no slash: cannot point elsewhere
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ def _well_formed(manifest: Mapping[str, Any]) -> bool:
 
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:
-    """What was built: counts, classes, checksums. Reads no images and no index."""
+    """The manifest: counts, classes, checksums. Reads no images and no index."""
     path = Path(directory) / "manifest.json"
     try:
         manifest = json.loads(path.read_bytes())
@@ -95,7 +95,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         raise ShardError(f"{path} is not the manifest of {FORMAT}: build the shards again")
     if manifest.get("version") != VERSION:
         raise ShardError(
-            f"{directory} has shards of version {manifest.get('version')!r}, this program reads "
+            f"{directory} has shards of version {manifest.get('version')!r}, but this program reads "
             f"version {VERSION}: build them again"
         )
     if not _well_formed(manifest):
@@ -108,19 +108,19 @@ def _row_problem(rows: NDArray[np.void], manifest: Mapping[str, Any]) -> str | N
     ends = np.array([shard["bytes"] for shard in manifest["shards"]], np.int64)
     for column, count in (("split", "splits"), ("label", "classes"), ("shard", "shards")):
         if np.any((rows[column] < 0) | (rows[column] >= len(manifest[count]))):
-            return f"has a {column} that the manifest does not"
-    # compared without adding the offset, which could overflow
+            return f"has a {column} that the manifest does not have"
+    # offset + size could overflow, so the size is subtracted instead
     room = ends[rows["shard"]] - rows["size"]
     if np.any((rows["size"] <= 0) | (rows["offset"] < 0) | (rows["offset"] > room)):
         return "points outside a shard"
     counts = np.bincount(rows["split"], minlength=len(manifest["splits"]))
     if counts.tolist() != [split["images"] for split in manifest["splits"].values()]:
-        return "has other numbers of images than the manifest"
+        return "has other numbers of images per split than the manifest"
     return None
 
 
 def load_index(directory: str | Path) -> Index:
-    """The index, checked against the manifest and the sizes of the shards (verify.py does more)."""
+    """The index, checked against the manifest and the shards' sizes (verify.py checks more)."""
     manifest, root = read_manifest(directory), Path(directory).absolute()
     again = "copy or build the shards again"
     for shard in manifest["shards"]:
@@ -130,7 +130,7 @@ def load_index(directory: str | Path) -> Index:
             raise ShardError(f"{root / shard['name']}: {error.strerror}; {again}") from None
         if size != shard["bytes"]:
             what = "is cut short" if size < shard["bytes"] else "is too long"
-            numbers = f"{size} bytes where the manifest says {shard['bytes']}"
+            numbers = f"{size} bytes, but the manifest says {shard['bytes']}"
             raise ShardError(f"{root / shard['name']} {what} ({numbers}): {again}")
     path = root / "index.npy"
     try:
@@ -152,9 +152,10 @@ def load_index(directory: str | Path) -> Index:
 
 
 class ImageReader:
-    """The encoded bytes of single images. One descriptor a shard and process, opened when needed.
+    """Reads the encoded bytes of single images. A process opens each shard once, when it needs it.
 
-    pread has no position to share, so descriptors survive a fork; they do not travel in a pickle.
+    pread has no file position, so processes can share descriptors after a fork. Pickling leaves them
+    out.
     """
 
     def __init__(self, index: Index) -> None:

@@ -1,4 +1,4 @@
-"""What a source gives to the builder: images with a split and a class, encoded when their turn comes."""
+"""What a source gives to the builder: images with a split and a class, read one at a time."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 
 class ShardError(ValueError):
-    """Something is wrong with a dataset or its shards: one sentence that says what, where, and what
-    to do. Programs print it and exit with 2."""
+    """Something is wrong with a dataset or its shards. The text is one sentence that says what, where,
+    and what to do; programs print it and exit with 2."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item(ABC):
     """One image. Items are pickled to worker processes, so they hold paths, not open files."""
 
-    split: str  # train and test; In-Shop: train, query and gallery
-    class_name: str  # the same name is the same class, in every split
+    split: str  # train or test; in In-Shop train, query or gallery
+    class_name: str  # the same name is the same class in every split
     name: str  # where it comes from, for messages and its json
-    extra: Mapping[str, str] = field(default_factory=dict)  # more for its json, licences say
+    extra: Mapping[str, str] = field(default_factory=dict)  # more fields for its json
 
     @abstractmethod
     def encoded(self) -> bytes:
@@ -40,6 +40,6 @@ class Collection:
     """All items of a dataset, in a fixed order, and how many there should be."""
 
     items: Sequence[Item]
-    # split -> (classes, images) of the published dataset; empty where nobody published any
+    # split -> (classes, images) of the published dataset; empty if none were published
     expected: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     notes: Sequence[str] = ()  # what the source did, for the summary and the manifest

@@ -1,4 +1,4 @@
-"""Writes shards: the same images give the same bytes, and a folder appears finished or not at all."""
+"""Writes shards: the same images give the same bytes, and the folder appears only when complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from shards.files import sync_folder, try_lock, write_synced
+from shards.files import sync_file, sync_folder, try_lock, write_synced
 from shards.images import Picture
 from shards.index import FORMAT, ROW, SHARD_NAME, VERSION
 from shards.item import Item, ShardError
@@ -31,18 +31,18 @@ def _refuse_existing(out: Path) -> None:
 
 
 @contextmanager
-def appearing(out: Path) -> Iterator[Path]:
-    """A folder to fill, OUT.partial: renamed to OUT when the block ends well, removed otherwise."""
+def atomic_folder(out: Path) -> Iterator[Path]:
+    """Create OUT.partial for the block to fill; then rename it to OUT, or remove it on an error."""
     out = out.absolute()
     partial = out.with_name(f"{out.name}.partial")
     _refuse_existing(out)
     partial.mkdir(parents=True, exist_ok=True)
     folder = os.open(partial, os.O_RDONLY)
     try:
-        # The lock ends with its process, so what a killed build left is told from a running one.
+        # The lock ends with its process: a folder without one was left by a build that was killed.
         if not try_lock(folder):
-            raise ShardError(f"{partial} is being written by another build")
-        _refuse_existing(out)  # another build may have finished before we had the lock
+            raise ShardError(f"{partial} is being written by another build: wait until it ends")
+        _refuse_existing(out)  # another build may have finished before we got the lock
         foreign = sorted(name for name in os.listdir(partial) if not _is_ours(name))
         if foreign:
             raise ShardError(f"{partial} holds {foreign[0]!r}, which no build wrote: remove it")
@@ -71,7 +71,8 @@ def _json(value: object, indent: int | None = None) -> bytes:
 
 
 class Packer:
-    """Packs images into tars of about `max_bytes`, split after split; `finish` writes the rest."""
+    """Packs images into tars of at most about `max_bytes`, split by split; `finish` adds the index and
+    the manifest."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
@@ -106,7 +107,7 @@ class Packer:
         if self._tar and self._tar.tell() + len(image) + len(rest) > self.max_bytes:
             self._finish_shard()
         if not self._tar:
-            # numbered within the split: what is listed so far are other splits' and its own
+            # shards are numbered within their split
             number = sum(s["name"].startswith(f"{item.split}-") for s in self._shards)
             name = f"{item.split}-{number:06d}.tar"
             self._tar, self._hash = (self.folder / name).open("wb"), hashlib.sha256()
@@ -126,15 +127,15 @@ class Packer:
     def _finish_shard(self) -> None:
         if self._tar is None:
             return
-        self._put(bytes(2 * tarfile.BLOCKSIZE))  # how a tar ends
-        self._tar.flush()
-        os.fsync(self._tar.fileno())
+        self._put(bytes(2 * tarfile.BLOCKSIZE))  # two empty blocks end a tar
+        sync_file(self._tar)
         self._shards[-1] |= {"bytes": self._tar.tell(), "sha256": self._hash.hexdigest()}
         self._tar.close()
         self._tar = None
 
     def finish(self, source: str, notes: Sequence[str], skipped: Sequence[str]) -> dict[str, Any]:
-        """The manifest, written last: without it nothing takes the folder for shards."""
+        """Write the index and the manifest; return the manifest. It comes last, because a folder with
+        a manifest counts as complete."""
         self._finish_shard()
         index = io.BytesIO()
         np.save(index, np.array(self._rows, ROW), allow_pickle=False)

@@ -1,4 +1,4 @@
-"""A contact sheet of random classes, to see with your own eyes whether the labels can be trusted:
+"""Draw a contact sheet of random classes, to check their labels by eye:
 
 python shards/sheet.py data/icons sheet.png
 """
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-if not __package__:  # started as a file: python put shards/ on the path, the imports start above it
+if not __package__:  # run as a file: Python put shards/ on the path, but imports start above it
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
@@ -20,8 +20,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from shards.index import ImageReader, Index, load_index
 from shards.item import ShardError
+from shards.output import exit_code
 
-THUMB, ACROSS, COLUMNS, TEXT = 44, 12, 4, 14  # pixels, thumbnails, columns of classes, pixels
+THUMB, TEXT = 44, 14  # pixels
+ACROSS, COLUMNS = 12, 4  # thumbnails per class, columns of classes
 
 
 def sheet(index: Index, classes: int, seed: int) -> Image.Image:
@@ -54,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="shards/sheet.py", description=about)
     parser.add_argument("shards", type=Path, help="a folder made by shards/build.py")
     parser.add_argument("out", type=Path, help="the picture to write")
-    parser.add_argument("--classes", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--classes", type=int, default=100, help="how many (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="chooses them (default: %(default)s)")
     args = parser.parse_args(argv)
     try:
         sheet(load_index(args.shards), args.classes, args.seed).save(args.out)
@@ -66,4 +68,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

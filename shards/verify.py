@@ -1,9 +1,9 @@
-"""Checks shards to the last byte:
+"""Check every byte of a folder of shards:
 
 python shards/verify.py data/cub200
 
-Checksums, every member of every tar against the index, and every image is decoded. Nothing is
-unpacked. One line a problem; the exit code is 1 if there is any.
+Compares all checksums with the manifest and all members of the tars with the index, and decodes every
+image. Nothing is unpacked to disk. Prints one line per problem; the exit code is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 
-if not __package__:  # started as a file: python put shards/ on the path, the imports start above it
+if not __package__:  # run as a file: Python put shards/ on the path, but imports start above it
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
@@ -26,6 +26,7 @@ from tqdm import tqdm
 from shards.images import check
 from shards.index import ImageReader, Index, load_index
 from shards.item import ShardError
+from shards.output import exit_code
 from shards.workers import default_workers, in_order
 
 
@@ -55,23 +56,23 @@ def _member_problems(tar: tarfile.TarFile, index: Index, shard: int) -> Iterator
         return
     numbers = np.flatnonzero(index.rows["shard"] == shard)
     if len(members) != 3 * len(numbers):
-        yield f"{len(members)} members where the index asks for {3 * len(numbers)}"
+        yield f"has {len(members)} members, but the index needs {3 * len(numbers)}"
         return
     for number, (image, cls, about) in zip(
         numbers, zip(*[iter(members)] * 3, strict=True), strict=True
     ):
         key, row = f"{number:08d}", index.rows[number]
         if image.name not in (f"{key}.jpg", f"{key}.png"):
-            yield f"{image.name!r} stands where {key}.jpg or {key}.png should"
+            yield f"{image.name!r} should be {key}.jpg or {key}.png"
         elif (image.offset_data, image.size) != (row["offset"], row["size"]):
-            yield f"{image.name} does not lie where the index says"
+            yield f"{image.name} has another offset or size than in the index"
         if cls.name != f"{key}.cls" or _content(tar, cls) != b"%d" % row["label"]:
             yield f"{cls.name!r} is not the label of {key}"
         expected = (index.class_names[row["label"]], index.splits[row["split"]])
         try:
-            told = json.loads(_content(tar, about))
-            if about.name != f"{key}.json" or (told["class"], told["split"]) != expected:
-                yield f"{about.name!r} does not tell the class and split of {key}"
+            found = json.loads(_content(tar, about))
+            if about.name != f"{key}.json" or (found["class"], found["split"]) != expected:
+                yield f"{about.name!r} disagrees with the index on the class or split of {key}"
         except (ValueError, TypeError, KeyError, RecursionError):
             yield f"{about.name!r} is not the json of {key}"
 
@@ -97,7 +98,7 @@ def _image_problem(image: tuple[str, bytes]) -> str | None:
 
 
 def verify(directory: Path, workers: int = 1) -> Iterator[str]:
-    """Everything that is wrong, a line each."""
+    """Yield every problem as one line."""
     try:
         index = load_index(directory)
     except ShardError as error:
@@ -125,13 +126,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=f"{about}\n\n  {example}\n\n{promise}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("directory", type=Path, help="what shards/build.py made")
-    parser.add_argument("--workers", type=int, default=default_workers(), help="processes")
+    parser.add_argument("directory", type=Path, help="a folder made by shards/build.py")
+    workers = "processes (default: %(default)s on this machine)"
+    parser.add_argument("--workers", type=int, default=default_workers(), help=workers)
     args = parser.parse_args(argv)
     problems = 0
     try:
         for problem in verify(args.directory, max(1, args.workers)):
-            tqdm.write(problem)  # print would break the bar
+            tqdm.write(problem)  # print would break the progress bar
             problems += 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -141,4 +143,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # if the reader leaves, the problems may not all have been seen: not a success
+    sys.exit(exit_code(main, reader_left=1))

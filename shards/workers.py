@@ -1,4 +1,4 @@
-"""A map over processes that keeps the order, holds little in memory and stops cleanly."""
+"""A parallel map that keeps the order, bounds its memory and stops cleanly."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from shards.item import ShardError
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-CHUNK = 16  # tasks sent together: one task a message costs more than a small image's decoding
-AHEAD = 3  # chunks a worker; what is done but not yet asked for waits in memory
+CHUNK = 16  # tasks per message: one message per task costs more than decoding a small image
+AHEAD = 3  # chunks per worker that are under way or wait in memory
 
 
 def default_workers() -> int:
@@ -28,7 +28,7 @@ def default_workers() -> int:
 
 
 def _end_with_parent() -> None:
-    """A pool's workers outlive a parent that is killed; these do not."""
+    """End this worker when its parent is killed; a pool's workers would otherwise outlive it."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -44,13 +44,13 @@ def _each(function: Callable[[Task], Result], chunk: list[Task]) -> list[Result]
 
 
 def _start(workers: int) -> ProcessPoolExecutor:
-    # spawn, not fork: the same on every platform, and no locks of threads copied half-way
+    # spawn, not fork: it works on every platform and copies no lock that a thread holds
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, initializer=_end_with_parent)
-    # a terminal sends Ctrl-C to workers as well; they inherit that it is the parent's business
+    # A terminal sends Ctrl-C to the workers too. They inherit SIG_IGN, so only the parent reacts.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     for _ in range(workers):
-        pool.submit(int)  # the pool starts a process when it is asked to work
+        pool.submit(int)  # the pool starts a process for each task submitted
     signal.signal(signal.SIGINT, before)
     return pool
 
@@ -58,7 +58,7 @@ def _start(workers: int) -> ProcessPoolExecutor:
 def in_order(
     function: Callable[[Task], Result], tasks: Iterable[Task], workers: int
 ) -> Generator[Result, None, None]:
-    """map(function, tasks), by worker processes if there is more than one."""
+    """map(function, tasks), in worker processes if `workers` is more than 1."""
     if workers == 1:
         yield from map(function, tasks)
         return

@@ -510,7 +510,7 @@ def test_an_absent_file_is_refused(tmp_path):
 )
 def test_pretrained_without_a_package_says_which_file(name, file):
     assert refusal(backbone=name, weights="pretrained") == (
-        f"model.weights = pretrained: no package carries weights of {name}; give the path of {file}"
+        f"model.weights = pretrained: no package has weights of {name}; give the path of {file}"
     )
 
 
@@ -589,7 +589,7 @@ def test_a_network_timm_cannot_make_is_refused(timm):
 
 def test_timm_that_is_absent_or_broken_says_what_to_install(monkeypatch, tmp_path):
     """Broken as torchvision for another torch breaks it."""
-    how = "pip install 'dml[timm]' with a torchvision that belongs to this torch"
+    how = "pip install 'dml[timm]' with a torchvision that matches this torch"
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "timm", None)
         text = refusal(backbone="timm:tiny")

@@ -111,7 +111,7 @@ def test_an_unknown_size_leaves_epochs_unknown() -> None:
     config = sop_1000("data.dataset=folder")
     p = plan(config)
     assert (p.epochs, p.steps_per_epoch, p.train_classes) == (None, None, None)
-    assert "epochs                     unknown before the shards are read" in p.table()
+    assert "epochs                     unknown until the shards are read" in str(p)
     assert plan(config, train_classes=300, train_images=3000).steps_per_epoch == 3
 
 
@@ -173,7 +173,7 @@ def test_a_share_too_small_to_hold_out_anything() -> None:
 def test_a_micro_batch_larger_than_what_a_process_has() -> None:
     assert problems(sop_1000("engine.micro_batch=126"), 8) == [
         (
-            "engine.micro_batch = 126: larger than the 125 images per process;"
+            "engine.micro_batch = 126: must not be larger than the 125 images per process;"
             " set engine.micro_batch to at most 125, or null for no gradient caching"
         )
     ]
@@ -185,9 +185,9 @@ def test_gradient_caching_needs_frozen_batchnorm(batchnorm: str) -> None:
     sets = (f"model.batchnorm={batchnorm}", "engine.micro_batch=500")
     assert problems(sop_1000(*sets)) == [
         (
-            f"model.batchnorm = '{batchnorm}': with more than one micro-batch the batch statistics"
-            " would be those of a micro-batch, and neither the cached nor the second forward would be"
-            " that of one big batch; set model.batchnorm=frozen"
+            f"model.batchnorm = '{batchnorm}': with more than one micro-batch, BatchNorm would use the"
+            " statistics of each micro-batch, not those of the whole batch; set"
+            " model.batchnorm=frozen"
         )
     ]
     plan(sop_1000(f"model.batchnorm={batchnorm}", "engine.micro_batch=1000"))
@@ -196,7 +196,8 @@ def test_gradient_caching_needs_frozen_batchnorm(batchnorm: str) -> None:
 def test_local_batchnorm_needs_one_process() -> None:
     assert problems(sop_1000("model.batchnorm=local"), 2) == [
         (
-            "model.batchnorm = 'local': every process would normalise with its own statistics;"
+            "model.batchnorm = 'local': with several processes, each would normalise with the"
+            " statistics of its own images;"
             " set model.batchnorm=frozen or model.batchnorm=synced"
         )
     ]
@@ -208,7 +209,7 @@ def test_epochs_of_a_dataset_of_unknown_size() -> None:
     config = sop_1000("data.dataset=icons", "length.epochs=3")
     assert problems(config) == [
         (
-            "length.epochs = 3.0: the size of icons is unknown before the shards are read;"
+            "length.epochs = 3.0: the size of icons is unknown until the shards are read;"
             " set length.steps or length.images"
         )
     ]
@@ -282,7 +283,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_prints_the_plan() -> None:
     done = run("--config", "configs/sop_bs1000.yaml", "--processes", "8")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.strip() == plan(sop_1000(), 8).table()
+    assert done.stdout.strip() == str(plan(sop_1000(), 8))
 
 
 def test_a_bad_config_exits_with_2_and_no_traceback() -> None:

@@ -92,7 +92,7 @@ def test_summary(tmp_path, capsys):
     assert "train          2 classes         4 images" in out
     assert "MiB in 2 shards" in out
     assert "images/s" in out
-    assert "note: left out 1 files that are no images: train/notes.txt" in out
+    assert "note: left out 1 files that are not images: train/notes.txt" in out
 
 
 @pytest.mark.parametrize("start", [["shards/build.py"], ["-m", "shards.build"]])
@@ -357,7 +357,7 @@ def test_ctrl_c_leaves_nothing(tmp_path, stuck, workers):
     let_go()  # a worker finishes the image it is at
     out, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert error == f"interrupted: {tmp_path / 'out'} was not made, nothing is left of it\n"
+    assert error == f"interrupted: {tmp_path / 'out'} was not built, nothing is left behind\n"
     assert out == ""
     assert os.listdir(tmp_path) == ["in"]
 
@@ -380,7 +380,7 @@ def test_a_full_disk(tmp_path, small_disk, capsys, workers):
     make_folder(tmp_path / "in", classes=10)
     assert run(tmp_path / "in", small_disk / "out", "--workers", workers) == 2
     error = capsys.readouterr().err
-    assert error == f"error: {small_disk / 'out'} was not made: the disk is full\n"
+    assert error == f"error: {small_disk / 'out'} was not built: the disk is full\n"
     assert os.listdir(small_disk) == []
 
 
@@ -388,7 +388,7 @@ def test_a_place_that_cannot_be_written(tmp_path, capsys):
     make_folder(tmp_path / "in")
     put(tmp_path / "file", "x")
     assert run(tmp_path / "in", tmp_path / "file/out") == 2
-    assert "was not made: [Errno 20] Not a directory" in capsys.readouterr().err
+    assert "was not built: [Errno 20] Not a directory" in capsys.readouterr().err
 
 
 def test_folder_items_come_in_order(tmp_path):

@@ -305,9 +305,9 @@ def test_bad_roots_are_refused_in_a_sentence(tmp_path):
     (tmp_path / "other/json/aa.json").write_text('{"prefix": "aa", "info": {}}')
     write(tmp_path / "alone", icon_set("aa", {"fish": picture(0)}))
     for name, reason in [
-        ("missing", "not the package"),
+        ("missing", "is not the npm package"),
         ("empty", "no icons in"),
-        ("file.tgz", "not the package"),
+        ("file.tgz", "is not the npm package"),
         ("broken", "aa.json is not an icon set"),
         ("other", "aa.json is not an icon set"),
         ("alone", "no two families"),

@@ -156,7 +156,7 @@ def test_not_there_and_not_finished(tmp_path, copy):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 2}, "of version 2, this program reads version 1"),
+        ({"version": 2}, "of version 2, but this program reads version 1"),
         ({"format": "wids"}, "not the manifest of dml-shards"),
         ({"shards": [{"name": "../x-000000.tar", "bytes": 1, "sha256": ""}]}, "damaged"),
         ({"splits": {"train": 3}}, "damaged"),

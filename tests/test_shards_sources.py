@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from pictures import encode, make_folder, put
 
+from dml.catalogue import DATASETS
 from shards.build import build, main
 from shards.index import ImageReader, load_index
 from shards.item import ShardError
 from shards.sources import cars196, cub200, folder, inshop, sop
 
+# SOP has 120,053 images, Cars-196 16,185.
 PUBLISHED = {
-    sop: {"train": (11318, 59551), "test": (11316, 60502)},
+    sop: {"train": (11318, 59551), "test": (11316, 120053 - 59551)},
     cub200: {"train": (100, 5864), "test": (100, 5924)},
-    cars196: {"train": (98, 8054), "test": (98, 8131)},
+    cars196: {"train": (98, 8054), "test": (98, 16185 - 8054)},
     inshop: {"train": (3997, 25882), "query": (3985, 14218), "gallery": (3985, 12612)},
 }
 
@@ -262,7 +264,7 @@ def test_lists_that_are_not_what_they_should_be(tmp_path):
     make_inshop(tmp_path / "inshop")
     listing = tmp_path / "inshop/Eval/list_eval_partition.txt"
     put(listing, listing.read_text().replace("6\n", "7\n", 1))
-    with pytest.raises(ShardError, match="announces '7' images and lists 6"):
+    with pytest.raises(ShardError, match="announces '7' images but lists 6"):
         inshop.collect(tmp_path / "inshop")
     put(listing, listing.read_text().replace("gallery", "galery"))
     with pytest.raises(ShardError, match="'galery' is none of train, query, gallery"):
@@ -279,7 +281,7 @@ def test_mat_files_that_are_not_what_they_should_be(tmp_path):
     with pytest.raises(ShardError, match="has no annotations"):
         cars196.collect(tmp_path)
     savemat(mat, {"annotations": np.zeros(3), "class_names": class_names()})
-    with pytest.raises(ShardError, match="does not tell relative_im_path and class"):
+    with pytest.raises(ShardError, match="does not give relative_im_path and class"):
         cars196.collect(tmp_path)
     hostile = annotations("relative_im_path", ["../../etc/passwd"] * len(CARS))
     savemat(mat, {"annotations": hostile, "class_names": class_names()})
@@ -298,11 +300,17 @@ def test_the_published_counts_are_asked_for(tmp_path, capsys, source, make):
     assert main(args) == 2
     error = capsys.readouterr().err
     classes, images = PUBLISHED[source]["train"]
-    assert f"where {classes:,} and {images:,} were published" in error
+    assert f"but {classes:,} and {images:,} were published" in error
     assert "--allow-counts" in error
     assert os.listdir(tmp_path) == ["in"]
     assert main([*args, "--allow-counts"]) == 0
     assert "were published" in capsys.readouterr().out
+
+
+def test_the_catalogue_has_the_same_counts():
+    for source, splits in PUBLISHED.items():
+        dataset = DATASETS[source.__name__.rsplit(".", 1)[-1]]
+        assert (dataset.train_classes, dataset.train_images) == splits["train"]
 
 
 def test_cars196_counts(tmp_path):
@@ -324,7 +332,7 @@ def test_folder_order_hidden_files_and_strays(tmp_path):
         for i in range(2)
     ]
     assert collection.notes == [
-        "left out 3 files that are no images: README, train/list.txt, test/test1/notes.txt"
+        "left out 3 files that are not images: README, train/list.txt, test/test1/notes.txt"
     ]
 
 

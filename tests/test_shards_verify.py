@@ -118,17 +118,17 @@ def test_links_and_the_like_are_refused(out, kind):
 def test_members_against_the_index(out):
     good = members(out / "train-000000.tar")
     cases = {
-        "members where the index asks for": [*good, ("extra.txt", b"x")],
-        "'other.png' stands where 00000000.jpg or": [("other.png", good[0][1]), *good[1:]],
+        "members, but the index needs": [*good, ("extra.txt", b"x")],
+        "'other.png' should be 00000000.jpg or": [("other.png", good[0][1]), *good[1:]],
         "'00000000.cls' is not the label of": [good[0], ("00000000.cls", b"2"), *good[2:]],
         "'00000000.json' is not the json of": [*good[:2], ("00000000.json", b"[]"), *good[3:]],
-        "does not tell the class and split of": [
+        "disagrees with the index on the class or split of": [
             *good[:2],
             ("00000000.json", b'{"class": "other", "split": "train"}'),
             *good[3:],
         ],
         # one block of the tar more: everything behind it moves
-        "00000001.jpg does not lie where": [("00000000.png", good[0][1] + bytes(600)), *good[1:]],
+        "00000001.jpg has another offset": [("00000000.png", good[0][1] + bytes(600)), *good[1:]],
     }
     for words, contents in cases.items():
         rewrite(out, contents)

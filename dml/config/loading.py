@@ -1,10 +1,10 @@
-"""From YAML files and --set to a Config; every problem is reported at once.
+"""Reads YAML files and --set into a Config, and reports all problems at once.
 
     defaults  <-  files a file `extends`  <-  the file  <-  the next file  <-  --set
 
-Sections merge key by key, with two exceptions: whoever mentions `length` replaces it whole (it
-holds exactly one of three keys), and another `loss.name` starts the loss afresh (the parameters
-of one loss mean nothing to another).
+Sections merge key by key, with two exceptions. A layer that mentions `length` replaces the whole
+section, which holds exactly one of three keys. A layer with another `loss.name` discards the
+parameters of the loss before it, which mean nothing to the new one.
 """
 
 import argparse
@@ -23,18 +23,18 @@ from dml.rules import ANY, Problem, Rule, did_you_mean, fit, one_of
 
 @dataclass(frozen=True)
 class _Layer:
-    """What one file, or all --set together, says: section -> key -> value."""
+    """The settings of one file, or of all --set together: section -> key -> value."""
 
     source: str
     sections: Mapping[str, Mapping[str, object]]
 
 
-# section -> key -> (value, where it came from)
+# section -> key -> (value, its source)
 _Merged = dict[str, dict[str, tuple[object, str]]]
 
 
 def _read_file(path: Path, chain: tuple[Path, ...], problems: list[Problem]) -> list[_Layer]:
-    """The layers of a file: those it extends, then its own."""
+    """The layers of a file: those of the files it extends, then its own."""
     fix = f"a config is a YAML file of sections ({', '.join(SECTIONS)})"
     try:
         if path.resolve() in chain:
@@ -112,7 +112,7 @@ def _kind(hint: Any, rule: Rule) -> tuple[type, Rule]:
 
 
 def _read_section(name: str, given: Mapping[str, object], problems: list[Problem]) -> Any:
-    """The section, or None if it has problems."""
+    """The section as its dataclass, or None if it has problems."""
     section, known = SECTIONS[name], len(problems)
     hints, settings = get_type_hints(section), {f.name: f for f in fields(section)}
     for key in (key for key in given if key not in settings):
@@ -151,7 +151,7 @@ def _read_loss(given: Mapping[str, object], problems: list[Problem]) -> Loss | N
 
 
 def _contradictions(sections: Mapping[str, Any]) -> Iterator[Problem]:
-    """What no single key shows; a section that already has problems is None."""
+    """Problems of several keys together; a section that has problems already is None."""
     optim, length, evaluation = (sections[name] for name in ("optim", "length", "eval"))
     if optim and optim.milestones and optim.schedule != "step":
         text = f"has no effect with schedule {optim.schedule}"
@@ -166,11 +166,11 @@ def _contradictions(sections: Mapping[str, Any]) -> Iterator[Problem]:
             text = "must have exactly one of steps, epochs, images"
             yield Problem("length", given or None, text, "for example length.steps=3000")
     if evaluation and evaluation.validation_classes and not evaluation.every_steps:
-        text = "without eval.every_steps there is nothing to choose with the held-out classes"
+        text = "without eval.every_steps there is nothing to choose by the held-out classes"
         fix = "for example eval.every_steps=500, or eval.validation_classes=0"
         yield Problem("eval.validation_classes", evaluation.validation_classes, text, fix)
     if evaluation and evaluation.patience and not evaluation.validation_classes:
-        text = "nothing is held out to tell when training no longer improves"
+        text = "no classes are held out to tell when training stops improving"
         fix = "for example eval.validation_classes=0.1, or eval.patience=null"
         yield Problem("eval.patience", evaluation.patience, text, fix)
 
@@ -182,14 +182,14 @@ def _source(path: str, merged: _Merged) -> str | None:
 
 
 def load(paths: str | Path | Sequence[str | Path], sets: Sequence[str] = ()) -> Config:
-    """The config of files overlaid in order, then --set; ConfigError lists every problem."""
+    """The config of files overlaid in order, and then of --set; ConfigError lists every problem."""
     paths = [paths] if isinstance(paths, str | Path) else paths
     where = ", ".join(map(str, paths)) or "the command line"
     problems: list[Problem] = []
     layers = [layer for path in paths for layer in _read_file(Path(path), (), problems)]
     unread = any(problem.source is None for problem in problems)
     merged = _overlay([*layers, _read_sets(sets, problems)])
-    if unread:  # what that file would have said must not be reported as missing
+    if unread:  # settings of a file that was not read must not be reported as missing
         raise ConfigError(problems, where)
 
     values = {name: {k: v for k, (v, _) in given.items()} for name, given in merged.items()}
@@ -210,7 +210,7 @@ def load(paths: str | Path | Sequence[str | Path], sets: Sequence[str] = ()) -> 
 
 
 def to_dict(config: Config) -> dict[str, dict[str, Any]]:
-    """The resolved config in plain values; loading it gives an equal config."""
+    """The complete config in plain values; loading them gives an equal config."""
     tree: dict[str, dict[str, Any]] = asdict(config)
     tree["loss"] = {"name": config.loss.name, **config.loss.parameters}
     return {
@@ -234,7 +234,7 @@ def to_yaml(config: Config) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--config and --set, the same words for every program."""
+    """Add --config and --set, with the same help in every program."""
     parser.add_argument(
         "--config", nargs="+", required=True, metavar="FILE", help="YAML files; later ones overlay"
     )

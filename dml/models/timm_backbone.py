@@ -1,4 +1,4 @@
-"""Any network of timm, by name."""
+"""Any network of timm by name."""
 
 import torch
 
@@ -8,18 +8,18 @@ from dml.models.backbone import Backbone
 
 
 def timm_backbone(name: str, pretrained: bool) -> Backbone:
-    """timm's network without its classifier, with timm's own weights if pretrained."""
+    """The network without its classifier, with timm's weights if pretrained."""
     try:
         import timm
         import timm.data
-    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision for another torch
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision does not match torch
         raise ModelError(
             f"model.backbone = timm:{name} needs timm, which cannot be imported here ({error}); "
-            "pip install 'dml[timm]' with a torchvision that belongs to this torch"
+            "pip install 'dml[timm]' with a torchvision that matches this torch"
         ) from error
     try:
         module = timm.create_model(name, pretrained=pretrained, num_classes=0)
-    except (RuntimeError, ValueError, OSError) as error:  # unknown, without weights, no network
+    except (RuntimeError, ValueError, OSError) as error:  # unknown name, no weights, no network
         raise ModelError(
             f"model.backbone = timm:{name} cannot be made by timm ({error}); choose one of "
             f"timm.list_models(pretrained={pretrained})"

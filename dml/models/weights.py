@@ -1,4 +1,4 @@
-"""Weights from files: a whole Embedder that dml wrote, or a backbone in its published layout."""
+"""Weights from files: a whole Embedder that dml saved, or a backbone in its published layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ State = Mapping[str, Tensor]
 
 
 def load_weights(model: Embedder, backbone: Backbone, name: str, path: str) -> None:
-    """Every key must be there and fit, or ModelError names the ones that do not."""
+    """Load a file into the model. ModelError names keys that are missing, unexpected or of the wrong
+    shape."""
     state = {key.removeprefix("module."): value for key, value in read(path).items()}
     if all(key.startswith(("backbone.", "head.")) for key in state):
         fit(state, model, path, name)
@@ -38,11 +39,11 @@ def read(path: str) -> State:
             if file.suffix == ".safetensors"
             else torch.load(file, weights_only=True, map_location="cpu")
         )
-    except Exception as error:  # whatever a damaged file makes pickle, zip or safetensors raise
+    except Exception as error:  # pickle, zip and safetensors raise many kinds
         reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0].rstrip(".")
         raise ModelError(
-            f"model.weights = {path}: cannot be read as weights ({reason}); if the file is whole, "
-            "load it with the torch that wrote it and save its state dict again"
+            f"model.weights = {path}: cannot be read as weights ({reason}); if the file is not "
+            "damaged, load it with the torch that wrote it and save its state dict again"
         ) from error
     named = isinstance(state, Mapping) and all(isinstance(key, str) for key in state)
     if not named or not all(isinstance(value, Tensor) for value in state.values()):
@@ -56,7 +57,7 @@ def read(path: str) -> State:
 
 def fit(state: State, module: torch.nn.Module, path: str, name: str) -> None:
     own = module.state_dict()
-    # files older than torch 0.4.1 do not count batches
+    # files from before torch 0.4.1 have no num_batches_tracked
     missing = [k for k in own if k not in state and not k.endswith(".num_batches_tracked")]
     unexpected = [k for k in state if k not in own]
     wrong = [
@@ -79,10 +80,10 @@ def first(keys: list[str]) -> str:
 
 
 def packaged(name: str, published: str) -> str:
-    """The path of the weights that a package carries."""
+    """The path of weights that are installed as a package."""
     if name != "efficientnet_lite0":
         raise ModelError(
-            f"model.weights = pretrained: no package carries weights of {name}; give the path of "
+            f"model.weights = pretrained: no package has weights of {name}; give the path of "
             f"{published}"
         )
     try:

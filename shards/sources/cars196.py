@@ -1,9 +1,9 @@
-"""Cars-196 in each form in which it goes round; classes 1 to 98 train.
+"""Cars-196 in each of its published forms; classes 1 to 98 are for training.
 
 cars_annos.mat           with car_ims/ (all images in one folder, as used for retrieval)
 cars_train_annos.mat     with cars_train/, cars_test/ and cars_test_annos_withlabels.mat
-                         (the devkit; its own train and test are of classification, and ignored)
-NNN.CLASS/*.jpg          a folder a class, or a plain tar of those
+                         (the devkit; its own split is for classification, and is ignored)
+NNN.CLASS/*.jpg          one folder per class, or a plain tar of these
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAYOUTS = "cars_annos.mat with car_ims/, the devkit with cars_train/ and cars_te
 
 @dataclass(frozen=True, kw_only=True)
 class TarItem(Item):
-    """A member of an uncompressed tar, read where it lies."""
+    """A member of an uncompressed tar, read at its offset."""
 
     tar: Path
     offset: int
@@ -50,20 +50,22 @@ def _read_mat(path: Path, field: str) -> Any:
         return np.atleast_1d(loadmat(path, squeeze_me=True)[field])
     except KeyError:
         raise ShardError(f"{path} has no {field}") from None
-    # scipy raises nearly everything on files that are not what they seem
+    # scipy raises many kinds of errors on damaged files
     except Exception as error:  # noqa: BLE001
         raise ShardError(f"{path} cannot be read as a .mat file ({error})") from None
 
 
 def _annotated(root: Path, mat: Path, field: str, folder: str, names: Any) -> Iterator[Item]:
-    """The images of one annotation file; `names` are the class names, from class 1."""
+    """The images of one annotation file; `names` are the class names, starting with class 1."""
     annotations = _read_mat(mat, "annotations")
     if not {field, "class"} <= set(annotations.dtype.names or ()):
-        raise ShardError(f"{mat} does not tell {field} and class of each image")
+        raise ShardError(f"{mat} does not give {field} and class of each image")
     for text, number in zip(annotations[field], annotations["class"], strict=True):
         path = relative(f"{folder}{text}", str(mat))
         if not 1 <= int(number) <= len(names):
-            raise ShardError(f"{mat}: {path} is of class {number}, and {len(names)} have a name")
+            raise ShardError(
+                f"{mat}: {path} has class {number}, but only {len(names)} classes have names"
+            )
         yield FileItem(
             split=_split(int(number)),
             class_name=f"{int(number):03d}.{names[int(number) - 1]}",

@@ -1,4 +1,5 @@
-"""CUB-200-2011: images.txt and image_class_labels.txt, joined by image id; half the classes train."""
+"""CUB-200-2011: images.txt joined with image_class_labels.txt by image id; classes 1 to 100 are for
+training."""
 
 from __future__ import annotations
 

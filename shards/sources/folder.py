@@ -1,5 +1,5 @@
-"""Everybody's own images: root/SPLIT/CLASS/IMAGE, with splits train and test, or train, query and
-gallery. Hidden files do not count; what has not the name of an image is left out and reported."""
+"""Your own images: root/SPLIT/CLASS/IMAGE, with splits train and test, or train, query and gallery.
+Hidden files are ignored; files without the suffix of an image are left out and reported."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shards.sources.layout import need_folder
 
 SPLITS = (("train", "test"), ("train", "query", "gallery"))
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"}
-SHOWN = 5  # left out files that are named
+SHOWN = 5  # so many of the files that were left out are named
 
 
 def _entries(folder: Path, root: Path) -> list[Path]:
-    """What is in a folder, in order; a link may lead to another place below the root only."""
+    """The content of a folder, sorted; links must stay below the root."""
     try:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except OSError as error:
@@ -32,8 +32,8 @@ def collect(root: Path) -> Collection:
     splits = next((splits for splits in SPLITS if set(splits) == found), None)
     if splits is None:
         raise ShardError(
-            f"--root {root} has the folders {', '.join(sorted(found)) or '(none)'} where "
-            "train and test, or train, query and gallery, should be"
+            f"--root {root} has the folders {', '.join(sorted(found)) or '(none)'}, but it needs "
+            "train and test, or train, query and gallery"
         )
     items: list[Item] = []
     left_out: list[str] = [path.name for path in _entries(root, root) if not path.is_dir()]
@@ -56,6 +56,6 @@ def collect(root: Path) -> Collection:
             raise ShardError(f"{root / split} has no images: it should have CLASS/IMAGE inside")
     more = ", ..." if len(left_out) > SHOWN else ""
     note = (
-        f"left out {len(left_out):,} files that are no images: {', '.join(left_out[:SHOWN])}{more}"
+        f"left out {len(left_out):,} files that are not images: {', '.join(left_out[:SHOWN])}{more}"
     )
     return Collection(items, notes=[note] if left_out else [])

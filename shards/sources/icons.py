@@ -1,5 +1,6 @@
-"""Icons with the shape of Stanford Online Products: a class is a concept, its images are that concept
-as different icon families draw it. From the npm package `@iconify/json`; see docs/icons.md."""
+"""Icons from the npm package `@iconify/json`, with many classes of few images like Stanford Online
+Products: a class is a concept, and its images are that concept as different icon families draw it
+(docs/icons.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from shards.sources.icons_twins import Twins, synonyms, twins
 
 PIXELS = 64
 TWIN_PIXELS = 32
-DARK, PIXELS_DARK = 128, 12  # of 255, of 32 x 32: a drawing in hairlines has fewer, and vanishes
+# A drawing needs PIXELS_DARK of 32 x 32 pixels that are at least DARK; hairlines are too faint to see.
+DARK, PIXELS_DARK = 128, 12
 PER_CLASS = 12
 
 
@@ -41,7 +43,7 @@ class Drawing:
 
 
 def collect(root: Path, pixels: int = PIXELS, seed: int = 0) -> Collection:
-    """The concepts that at least two families draw, half of them to train on."""
+    """The concepts that at least two families draw; half of them are for training."""
     icons = read(root)
     drawings, refused = one_per_family(icons)
     if not drawings:
@@ -74,18 +76,18 @@ def collect(root: Path, pixels: int = PIXELS, seed: int = 0) -> Collection:
         f"synonyms: {len(names):,} concepts merged into others that share their drawings",
         f"drawn alike in one concept, or by one family, and kept once: {copies:,} dropped",
         f"drawn alike in different concepts: {contradictions:,} dropped",
-        f"beyond {PER_CLASS} a concept, or too few for one: {rest:,} dropped",
+        f"beyond {PER_CLASS} per concept, or too few for one: {rest:,} dropped",
     )
     return Collection(items, notes=notes)
 
 
 def one_per_family(icons: Sequence[Icon]) -> tuple[list[Drawing], int]:
-    """Of every concept the plainest drawing of each family, if there are two; and how many of the
-    drawings that were tried could not be used."""
-    spoken: defaultdict[str, list[Words]] = defaultdict(list)
+    """The plainest drawing of each family for every concept that at least two families draw, and the
+    number of drawings that were tried and refused."""
+    names: defaultdict[str, list[Words]] = defaultdict(list)
     for icon in icons:
-        spoken[icon.family].append(icon.words)
-    language = Language(spoken)
+        names[icon.family].append(icon.words)
+    language = Language(names)
     concepts: defaultdict[str, defaultdict[str, list[Icon]]]
     concepts = defaultdict(lambda: defaultdict(list))
     for icon in icons:
@@ -96,7 +98,7 @@ def one_per_family(icons: Sequence[Icon]) -> tuple[list[Drawing], int]:
         if len(families) < 2:
             continue
         for _, variants in sorted(families.items()):
-            # the shortest name has the fewest words of style, the lowest number, no plural
+            # the shortest name has the fewest style words, the lowest number and no plural
             for icon in sorted(variants, key=lambda icon: (len(icon.extra["icon"]), icon.name)):
                 try:
                     drawn = ink(icon.svg, TWIN_PIXELS)
@@ -112,8 +114,11 @@ def one_per_family(icons: Sequence[Icon]) -> tuple[list[Drawing], int]:
 def without_twins(
     drawings: Sequence[Drawing], found: Twins
 ) -> tuple[dict[str, list[Drawing]], int, int]:
-    """The classes, free of twins: of those in one class, and of a family's drawings that a merger
-    brought together, the first stays; of those in two classes none does. Both are counted."""
+    """The classes without twins, and the numbers of drawings dropped within and across classes.
+
+    Of twins in one class, and of drawings of one family that a merge put in one class, the first is
+    kept. Of twins in two classes none is kept.
+    """
     inside, across = defaultdict[int, set[int]](set), []
     for i, j, _ in found:
         if drawings[i].concept == drawings[j].concept:
@@ -135,9 +140,12 @@ def without_twins(
 def chosen(
     classes: Mapping[str, list[Drawing]], draw: random.Random
 ) -> tuple[dict[str, list[Drawing]], int]:
-    """At most PER_CLASS drawings of every class, and only classes of two or more; of three, where
-    the name is a single word: by eye, half of those that only two families draw show two different
-    things (turkey, stiletto), and a tenth of those with more words."""
+    """At most PER_CLASS drawings of each class, and the number of drawings dropped.
+
+    A class needs two drawings, or three if its name is a single word. Checked by eye, half of the
+    single words that only two families draw show two different things (turkey, stiletto), but only
+    a tenth of the names with more words.
+    """
     kept = {}
     for concept, drawings in sorted(classes.items()):
         if len(drawings) > 2 or (len(drawings) == 2 and " " in concept):

@@ -1,4 +1,4 @@
-"""From the SVG of an icon to grey pixels. A stranger's SVG is checked before the renderer sees it."""
+"""Draws the SVG of an icon in grey pixels. An untrusted SVG is checked before it is rendered."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from shards.item import ShardError
 
-# What still drawings are made of. Everything else is refused by not being here: <image>, <script>,
-# <style>, <foreignObject>, animations; and <use>, whose copies of copies can take for ever to draw.
+# The elements of still drawings. All others are refused: <image>, <script>, <style>, <foreignObject>,
+# animations; and <use>, because nested copies can take forever to draw.
 ELEMENTS = (
     "svg g defs path rect circle ellipse line polyline polygon mask clipPath"
     " linearGradient radialGradient stop"
@@ -26,16 +26,16 @@ ATTRIBUTES = (
 )
 TAGS = {f"{{http://www.w3.org/2000/svg}}{name}": name for name in ELEMENTS.split()}
 NAMES = frozenset(ATTRIBUTES.split())
-LINK = re.compile(r"url\(#[\w-]+\)")  # to something in the drawing itself
+LINK = re.compile(r"url\(#[\w-]+\)")  # to an element of the same drawing
 MAX_CHARACTERS = 100_000
-MAX_DEPTH = 32  # the renderer calls itself for every level
+MAX_DEPTH = 32  # the renderer recurses once per level
 
 
 def check(svg: str) -> None:
-    """ShardError unless the drawing is plain shapes that refer to nothing outside it."""
+    """Raise ShardError unless the drawing consists of shapes that refer to nothing outside it."""
     if len(svg) > MAX_CHARACTERS:
         raise ShardError(f"an SVG of {len(svg):,} characters; at most {MAX_CHARACTERS:,} are drawn")
-    if any(mark in svg for mark in ("<!", "<?", "&", "\\")):  # before a parser could expand them
+    if any(mark in svg for mark in ("<!", "<?", "&", "\\")):  # before a parser expands them
         raise ShardError("an SVG with a declaration, an entity or an escape; only shapes are drawn")
     try:
         todo = [(ElementTree.fromstring(svg), 1, False)]
@@ -47,7 +47,7 @@ def check(svg: str) -> None:
             raise ShardError(f"an SVG with <{element.tag}>; only shapes are drawn")
         if depth > MAX_DEPTH:
             raise ShardError(f"an SVG of more than {MAX_DEPTH} levels; only shapes are drawn")
-        # masks of masks of masks take for ever, too
+        # nested masks can take forever to draw, too
         masking = masking or TAGS[element.tag] in ("mask", "clipPath")
         for name, value in element.items():
             linked = "url" in value.lower()
@@ -57,7 +57,7 @@ def check(svg: str) -> None:
 
 
 def document(body: str, left: float, top: float, width: float, height: float) -> str:
-    """A square SVG in black around the body of an icon; a margin, for some touch their edges."""
+    """A square black SVG around the body of an icon, with a margin because some touch their edges."""
     side = max(width, height) * 1.1
     x, y = left - (side - width) / 2, top - (side - height) / 2
     body = body.replace("currentColor", "black")
@@ -69,7 +69,7 @@ def document(body: str, left: float, top: float, width: float, height: float) ->
 
 def surface(svg: str, pixels: int) -> skia.Surface:
     check(svg)
-    # skia reads the text after this call returns: it must have its own copy
+    # True: skia copies the text, because it reads it after this call returns
     drawing = skia.SVGDOM.MakeFromStream(skia.MemoryStream(svg.encode(), True))
     if drawing is None:
         raise ShardError("an SVG that the renderer cannot read")
@@ -83,7 +83,7 @@ def surface(svg: str, pixels: int) -> skia.Surface:
 
 
 def ink(svg: str, pixels: int) -> NDArray[np.uint8]:
-    """How dark every pixel is: 0 for paper."""
+    """The darkness of every pixel; 0 is white."""
     result = np.empty((pixels, pixels), np.uint8)
     drawn = surface(svg, pixels)
     if not drawn.readPixels(drawn.imageInfo(), result, pixels, 0, 0):

@@ -1,8 +1,8 @@
-"""The icons that the project brings along, small enough for its repository: `shards/bundled/icons-mini`.
+"""The icons that come with the project in `shards/bundled/icons-mini`, small enough for a repository.
 
-A part of the icons source with the same split, so that a model trained on one can be tested on the
-other. Only of sets whose licence lets them be passed on with a notice, and only of concepts that
-many families draw, whose labels are the surest."""
+They are a part of the icons source with the same split, so that a model trained on one can be tested
+on the other. They come only from sets whose licence allows redistribution with a notice, and only
+from concepts that many families draw, because their labels are the most reliable."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from shards.sources.icons_drawing import ink
 from shards.sources.icons_twins import standardised
 
 LICENCES = frozenset(["MIT", "Apache-2.0", "ISC", "CC0-1.0"])
-PIXELS, AFAR = 32, 8
-SURE = 5  # images under these licences
-CLASSES = 500  # a split
-# An image costs 3 KB of tar, five sixths of it headers and padding: 8 MB hold 2,500
+PIXELS, COARSE_PIXELS = 32, 8
+RELIABLE = 5  # images under these licences that a class needs
+CLASSES = 500  # per split
+# An image takes 3 KB of tar, five sixths of it headers and padding, so 8 MB hold 2,500 images.
 IMAGES = {"train": 3, "test": 2}
 
 
@@ -33,10 +33,13 @@ def collect(root: Path, seed: int = 0) -> Collection:
             classes[item.split, item.class_name].append(item)
     draw, items = random.Random(seed), list[Item]()
     for split, images in IMAGES.items():
-        sure = [each for each in classes if each[0] == split and len(classes[each]) >= SURE]
-        if len(sure) < CLASSES:
-            raise ShardError(f"{root}: {len(sure)} {split} classes of {SURE}, {CLASSES} are needed")
-        for each in sorted(draw.sample(sure, CLASSES)):
+        found = [each for each in classes if each[0] == split and len(classes[each]) >= RELIABLE]
+        if len(found) < CLASSES:
+            raise ShardError(
+                f"{root}: only {len(found)} {split} classes have {RELIABLE} images, but {CLASSES} are "
+                "needed; give the whole package"
+            )
+        for each in sorted(draw.sample(found, CLASSES)):
             agreed = agreeing(classes[each])
             items += [agreed[i] for i in sorted(draw.sample(range(len(agreed)), images))]
     return Collection(
@@ -49,9 +52,9 @@ def collect(root: Path, seed: int = 0) -> Collection:
 
 
 def agreeing(items: list[icons.IconItem]) -> list[icons.IconItem]:
-    """The half (three or more) that looks most like the rest, seen from afar: leaves out the cube
-    among the faces, and whatever else shares but a name."""
-    x = standardised(np.stack([ink(item.svg, AFAR) for item in items]))
+    """The half (at least three) that looks most like the others at a coarse resolution. This leaves
+    out drawings that share only a name, such as a cube among faces."""
+    x = standardised(np.stack([ink(item.svg, COARSE_PIXELS) for item in items]))
     likeness = (x @ x.T).sum(1)
     best = np.argsort(-likeness, kind="stable")[: max(3, len(items) // 2)]
     return [items[i] for i in sorted(best.tolist())]

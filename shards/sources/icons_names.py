@@ -1,12 +1,12 @@
-"""The concept in an icon's name: `user-circles-outline` and `circle-user-24` both say "circle user".
+"""The concept in an icon's name: `user-circles-outline` and `circle-user-24` both mean "circle user".
 
-The rules read the names of all sets together, so that a word is judged by how designers use it:
-- style words (outline, bold, 24) are dropped at the ends of a name; the doubtful ones (line, light)
-  only in a set that uses them on every few names, so that `chart-line` keeps its line
-- a number at the end counts variants (`tree-2`) and is dropped, unless most families that
-  count at all count past three: then the number is the subject (`dice-5`)
-- a plural is folded, unless several families draw both (user and users are different pictures)
-- two words that others write as one are joined (light bulb, lightbulb); order does not matter
+The rules use the names of all sets together, so that they follow how designers use a word:
+- style words (outline, bold, 24) are dropped at the ends of a name; ambiguous ones (line, light) only
+  in a set that uses them in many names, so that `chart-line` keeps its line
+- a number at the end counts variants (`tree-2`) and is dropped, unless most families that number a
+  word count past three: then the number is the subject (`dice-5`)
+- a plural becomes a singular, unless several families draw both (user and users are different icons)
+- two words that others write as one are joined (light bulb, lightbulb); their order does not matter
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-# Say nothing but style wherever they end a name
+# always style at the end of a name
 ALWAYS = "outline outlined filled solid duotone twotone alt alternate variant"
-# Style where they end many names of a set, or begin them
+# style if they end (COMMON) or begin (LEADING) many names of a set
 COMMON = (
     "fill line lined bold light thin regular round rounded sharp linear broken remix negative stroke"
     " o f r duo two tone mini micro small compact simple minimalistic expressive ltr rtl print 24px"
@@ -26,21 +26,21 @@ COMMON = (
 LEADING = "baseline outline round sharp twotone bx bxs ios md i"
 SHARE = 0.04  # of a set's names: "line" ends 40% of Remix Icon's and 3% of Gravity UI's (charts)
 
-# "times" is the x of Font Awesome and those who follow it, not many a time
+# "times" is the multiplication sign of Font Awesome and of sets that follow it, not a plural
 NO_PLURALS = "times lens gas news mars canvas atlas glasses scissors clothes trousers series"
 NUMBERS = {word: str(n) for n, word in enumerate(("one", "two", "three", "four", "five"), 1)}
-USAGE = 4  # families make one
+USAGE = 4  # families that must do the same for it to count as usage
 
 Words = tuple[str, ...]
 
 
 def split(name: str) -> Words:
-    """The words of a name; a number stuck to a longer word is a word (`lib2`, but not `mp3`)."""
+    """The words of a name; a number after three letters or more is a word (`lib2`, not `mp3`)."""
     return tuple(re.sub(r"(?<=[a-z]{3})(\d+)(?=-|$)", r"-\1", name).strip("-").split("-"))
 
 
 def without_style(names: Iterable[str]) -> dict[str, Words]:
-    """The words of every name of one set, style words removed; a name of style alone is kept."""
+    """The words of every name of a set, without style words; at least one word is kept."""
     words = {name: tuple(filter(None, split(name))) for name in names}
     last = Counter(word for each in words.values() for word in set(each[-3:]))
     first = Counter(each[0] for each in words.values() if each)
@@ -59,7 +59,7 @@ def without_style(names: Iterable[str]) -> dict[str, Words]:
 
 
 def numbered(words: Words) -> tuple[Words, int | None]:
-    """A name and the number that ends it."""
+    """A name without the number at its end, and that number; None if there is none."""
     *head, tail = words
     tail = NUMBERS.get(tail, tail)
     return (
@@ -82,14 +82,15 @@ def singular(word: str) -> str:
 
 
 class Language:
-    """What the families together mean by numbers, plurals and compounds."""
+    """How the families together use numbers, plurals and compounds."""
 
-    def __init__(self, spoken: Mapping[str, Sequence[Words]]) -> None:
-        """`spoken`: the names of every family, without style words."""
+    def __init__(self, names_of: Mapping[str, Sequence[Words]]) -> None:
+        """`names_of`: family -> its names, without style words."""
         counted: defaultdict[Words, dict[str, set[int]]] = defaultdict(dict)
         plural: defaultdict[str, set[str]] = defaultdict(set)
-        written: defaultdict[Words, set[str]] = defaultdict(set)  # single words and neighbours
-        for family, names in spoken.items():
+        # word, or two words in sequence -> families that use them
+        written: defaultdict[Words, set[str]] = defaultdict(set)
+        for family, names in names_of.items():
             known = set(names)
             for name in names:
                 head, number = numbered(name)
@@ -107,7 +108,8 @@ class Language:
             if len(by) >= USAGE and 2 * sum(max(counts) > 3 for counts in by.values()) > len(by)
         }
         self.plurals = {word for word, by in plural.items() if len(by) >= USAGE}
-        # Compounds are spelled as most families do: light bulb -> lightbulb, arrowright -> arrow right
+        # Compounds are spelled as most families spell them: light bulb -> lightbulb,
+        # arrowright -> arrow right
         self.joined: dict[Words, str] = {}
         self.parted: dict[str, Words] = {}
         for pair, by in written.items():

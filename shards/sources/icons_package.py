@@ -1,7 +1,8 @@
-"""The npm package `@iconify/json`: some 240 icon sets, each a json file with its licence and author.
+"""Reads the npm package `@iconify/json`: about 240 icon sets, each a json file with its licence and
+author.
 
-Left out are sets of logos, of emoji, in colour, animated, or under a licence that asks for more
-than the author's name; and, from the others, the icons that are logos."""
+Sets of logos or emoji, sets in colour, animated sets and sets whose licence asks for more than the
+author's name are left out, and so are logos in the other sets."""
 
 from __future__ import annotations
 
@@ -18,15 +19,15 @@ from shards.sources.icons_drawing import document
 from shards.sources.icons_names import Words, without_style
 
 LICENCES = "MIT Apache-2.0 ISC CC0-1.0 CC-BY-3.0 CC-BY-4.0 OFL-1.1 Unlicense BSD-3-Clause"
-# Sets of logos whose category does not say so
+# sets of logos that have another category
 LOGO_SETS = "academicons file-icons devicon devicon-line devicon-plain fa-brands fa6-brands"
 LOGO_WORDS = frozenset(["brand", "brands", "logo", "logos"])
 AROUND_LOGOS = frozenset(["circle", "square", "social", "brand", "logo"])
-# A name is a brand's when BRAND logo sets draw it and few families use it within longer names, at
-# most WITHIN as many as draw it alone: apple, wechat, but not target (0.6), link (0.8), box (1.3)
+# A name is a brand if at least BRAND logo sets draw it and few families use it in longer names: at
+# most WITHIN times as many as draw it alone. apple, wechat; not target (0.6), link (0.8), box (1.3)
 BRAND, WITHIN = 5, 0.55
 
-# Sets by the same hands, or redrawn from one another. Any other set is a family of its own.
+# Sets of the same designers, or redrawn from one another. Any other set is a family of its own.
 FAMILIES = {
     "boxicons": "boxicons bx bxs",
     "feather": "feather lucide lucide-lab",
@@ -43,7 +44,7 @@ FAMILIES = {
     "unicons": "uil uim uis uit",
 }
 FAMILY = {prefix: family for family, sets in FAMILIES.items() for prefix in sets.split()}
-MAX_SET_BYTES = 200 << 20  # the largest takes 25 MB
+MAX_SET_BYTES = 200 << 20  # the largest set has 25 MB
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Icon:
 
 
 def read(root: Path) -> list[Icon]:
-    """The icons of the package, an npm tgz or its unpacked folder, by set and name."""
+    """The icons of the package, sorted by set; root is the npm tgz or its unpacked folder."""
     icons, logos = list[Icon](), Counter[str]()
     for name, content in _sets(root):
         try:
@@ -77,7 +78,7 @@ def read(root: Path) -> list[Icon]:
 
 
 def infos(root: Path) -> dict[str, Any]:
-    """set -> its title, author, licence and where they are to be found."""
+    """set -> its title, its author and its licence, with their addresses."""
     return {content["prefix"]: content["info"] for _, content in _sets(root)}
 
 
@@ -90,7 +91,7 @@ def _sets(root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _files(root: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and content of every json/*.json. Nothing is unpacked to the disk."""
+    """Name and content of every json/*.json. Nothing is unpacked to disk."""
     if root.is_dir():
         folder = root / "package" if (root / "package").is_dir() else root
         yield from ((path.name, path.read_bytes()) for path in folder.glob("json/*.json"))
@@ -100,12 +101,15 @@ def _files(root: Path) -> Iterator[tuple[str, bytes]]:
             for member in tar:
                 if member.isfile() and PurePosixPath(member.name).match("json/*.json"):
                     if member.size > MAX_SET_BYTES:
-                        raise ShardError(f"{root}: {member.name} has {member.size:,} bytes")
+                        raise ShardError(
+                            f"{root}: {member.name} has {member.size:,} bytes, but at most "
+                            f"{MAX_SET_BYTES:,} are read"
+                        )
                     file = tar.extractfile(member)
-                    assert file is not None  # for a regular file there is one
+                    assert file is not None  # None only for members that are not regular files
                     yield PurePosixPath(member.name).name, file.read()
     except (OSError, EOFError, tarfile.TarError) as error:
-        raise ShardError(f"{root}: not the package @iconify/json: {error}") from None
+        raise ShardError(f"{root} is not the npm package @iconify/json: {error}") from None
 
 
 def _wanted(info: Mapping[str, Any]) -> bool:
@@ -118,7 +122,7 @@ def _wanted(info: Mapping[str, Any]) -> bool:
 
 
 def _icons(content: Mapping[str, Any]) -> Iterator[Icon]:
-    """Aliases are left out: they are second names for drawings that are there already."""
+    """The icons of a set, without aliases, which are second names of the same drawings."""
     prefix, info = content["prefix"], content["info"]
     words = without_style(content["icons"])
     for name, icon in content["icons"].items():
@@ -140,7 +144,7 @@ def _bare(words: Words) -> Words:
 
 
 def _brands(icons: Iterable[Icon], known: set[str]) -> set[str]:
-    alone: defaultdict[str, set[str]] = defaultdict(set)  # by these families
+    alone: defaultdict[str, set[str]] = defaultdict(set)  # name -> families
     within: defaultdict[str, set[str]] = defaultdict(set)
     for icon in icons:
         words = _bare(icon.words)

@@ -1,8 +1,8 @@
-"""Drawings that are the same to the eye, and what they say about the names of concepts.
+"""Twins, which are drawings that look the same, and the synonyms that they reveal.
 
-Twins in two classes contradict the labels: either the classes are one concept under two names
-(add-circle, circle-plus), or somebody named a drawing oddly. `synonyms` finds the first kind; the
-caller drops what is left of the second.
+Twins in two classes contradict the labels: either the classes are one concept with two names
+(add-circle, circle-plus), or a drawing has an odd name. `synonyms` finds the first kind; the caller
+drops the drawings of the second.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-TWIN = 0.97  # correlation; a plus and a minus on the same filled folder are still above it
-SAME = 0.99  # and seldom above this
+# Correlations. A plus and a minus on the same filled folder exceed TWIN, but rarely SAME.
+TWIN = 0.97
+SAME = 0.99
 BLOCK = 4096  # drawings: a block of correlations takes 64 MB
 
-# Two classes are one concept when at least SHARED drawings of each are the same as one of the
-# other, and hardly any family draws both: who draws both means different things by them (plus user
-# and minus user: 76% of the families; infinite and infinity: 10%).
+# Two classes are one concept if at least SHARED drawings of each are the same as one of the other, and
+# at most a share BOTH of the families draws both: a family that draws both means different things
+# (plus user and minus user: 76% of the families; infinite and infinity: 10%).
 SHARED = 2
 BOTH = 0.3
-NAMES = 6  # of one concept, at most: stops chains such as circle, record, dot, full moon
+NAMES = 6  # at most, per concept: stops chains such as circle, record, dot, full moon
 
 Twins = list[tuple[int, int, float]]
 
 
 def standardised(ink: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Drawings as vectors of mean 0 and length 1, whose products are correlations."""
+    """Drawings as vectors of mean 0 and length 1; their dot products are correlations."""
     flat = ink.reshape(len(ink), -1).astype(np.float32)
     flat -= flat.mean(1, keepdims=True)
     flat /= np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-6)
@@ -38,9 +39,9 @@ def standardised(ink: NDArray[np.uint8]) -> NDArray[np.float32]:
 def twins(ink: NDArray[np.uint8]) -> Twins:
     """All (i, j, correlation) with i < j and correlation > TWIN among drawings [n, side, side].
 
-    The means of 2 x 2 pixels (times 2) are an orthogonal projection P, which only shortens
-    |x - y|^2 = 2 - 2 x.y. So x.y > TWIN needs Px.Py - |Px|^2/2 - |Py|^2/2 > TWIN - 1: a product of
-    a quarter of the length that loses no pair.
+    The means of 2 x 2 pixels (times 2) are an orthogonal projection P, which can only shorten
+    |x - y|^2 = 2 - 2 x.y. So x.y > TWIN implies Px.Py - |Px|^2/2 - |Py|^2/2 > TWIN - 1: a product
+    of a quarter of the length finds every candidate.
     """
     fine = standardised(ink)
     n, side, _ = ink.shape
@@ -63,16 +64,19 @@ def twins(ink: NDArray[np.uint8]) -> Twins:
 
 
 def synonyms(classes: Sequence[str], families: Sequence[str], found: Twins) -> dict[str, str]:
-    """class -> the class it is merged into, for those that change; the largest gives its name.
+    """class -> the class it is merged into, for those that change. The class that most families draw
+    gives its name.
 
-    The strongest ties are made first; a tie that would give a concept more than NAMES is not.
+    Pairs that share the most drawings are merged first; a merge that would give a concept more than
+    NAMES names is left out.
     """
-    drawn: defaultdict[str, set[str]] = defaultdict(set)  # by these families
+    drawn: defaultdict[str, set[str]] = defaultdict(set)  # class -> families that draw it
     for name, family in zip(classes, families, strict=True):
         drawn[name].add(family)
     shared: defaultdict[tuple[str, str], tuple[set[int], set[int]]]
     shared = defaultdict(lambda: (set(), set()))
-    alias: defaultdict[tuple[str, str], set[str]] = defaultdict(set)  # families with one drawing
+    # pair of classes -> families that use one drawing for both
+    alias: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for i, j, correlation in found:
         if classes[i] != classes[j] and correlation > SAME:
             first, second = sorted((i, j), key=lambda k: classes[k])
@@ -101,16 +105,18 @@ def synonyms(classes: Sequence[str], families: Sequence[str], found: Twins) -> d
 
 
 def reworded(names: Iterable[str], alike: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Names that differ by a word which means the same as another, as two or more pairs of classes
-    that are drawn alike say: add and plus, from add-circle, circle-plus, add-square, square-plus."""
-    said: defaultdict[tuple[str, str], set[frozenset[str]]] = defaultdict(set)
+    """Pairs of names that differ by one word and its synonym. Two words are synonyms if at least
+    SHARED pairs of classes that are drawn alike differ by them: add and plus, from add-circle and
+    circle-plus, add-square and square-plus."""
+    contexts_of: defaultdict[tuple[str, str], set[frozenset[str]]] = defaultdict(set)
     for one, other in alike:
         ours, theirs = set(one.split()), set(other.split())
         if len(ours - theirs) == len(theirs - ours) == 1:
-            said[min(ours - theirs), min(theirs - ours)].add(frozenset(ours & theirs))
+            pair = min(ours - theirs), min(theirs - ours)
+            contexts_of[pair].add(frozenset(ours & theirs))
     same = defaultdict[str, set[str]](set)
-    for (word, synonym), contexts in said.items():
-        if len(contexts | said.get((synonym, word), set())) >= SHARED:
+    for (word, synonym), contexts in contexts_of.items():
+        if len(contexts | contexts_of.get((synonym, word), set())) >= SHARED:
             same[word].add(synonym)
             same[synonym].add(word)
     known = set(names)

@@ -19,14 +19,14 @@ def collect(root: Path) -> Collection:
     base = next((base for base in (root, root / "Img") if (base / "img").is_dir()), root)
     need(base / "img", what)
     items = []
-    # a line with the count, then image_name item_id evaluation_status
+    # the header: a line with the count, then image_name item_id evaluation_status
     for where, (text, item_id, split) in rows(listing, columns=3, header=2):
         path = relative(text, where)
         if split not in SPLITS:
-            raise ShardError(f"{where}: {split!r} is none of {', '.join(SPLITS)}")
+            raise ShardError(f"{where}: the split {split!r} is none of {', '.join(SPLITS)}")
         items.append(FileItem(split=split, class_name=item_id, name=str(path), path=base / path))
     with listing.open(encoding="utf-8") as file:
-        told = file.readline().strip()
-    if told != str(len(items)):
-        raise ShardError(f"{listing} announces {told!r} images and lists {len(items)}")
+        announced = file.readline().strip()
+    if announced != str(len(items)):
+        raise ShardError(f"{listing} announces {announced!r} images but lists {len(items)}")
     return Collection(items, expected=SPLITS)

@@ -14,14 +14,14 @@ def need_folder(root: Path) -> None:
 
 
 def need(path: Path, what: str) -> Path:
-    """The path, which must be there; `what` tells which download brings it."""
+    """The path, which must exist; `what` names the download that contains it."""
     if not path.exists():
         raise ShardError(f"{path} is missing: --root must be {what}")
     return path
 
 
 def relative(text: str, where: str) -> PurePosixPath:
-    """A path written in somebody's list: below the root, or refused."""
+    """A path from a published list, which must stay below the root."""
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ShardError(f"{where}: the path {text!r} leads outside the dataset")
@@ -29,7 +29,7 @@ def relative(text: str, where: str) -> PurePosixPath:
 
 
 def rows(path: Path, columns: int, header: int = 0) -> Iterator[tuple[str, list[str]]]:
-    """The lines after the header as (where, columns); blank lines do not count."""
+    """The lines after the header as (where, columns); blank lines are skipped."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:

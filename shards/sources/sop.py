@@ -13,7 +13,7 @@ def collect(root: Path) -> Collection:
     items = []
     for split in ("train", "test"):
         listing = need(root / f"Ebay_{split}.txt", "the unpacked Stanford_Online_Products")
-        # image_id class_id super_class_id path
+        # the columns: image_id class_id super_class_id path
         for where, (_, class_id, super_class_id, text) in rows(listing, columns=4, header=1):
             path = relative(text, where)
             items.append(
