@@ -25,10 +25,11 @@ from dml.distributed.precision import at_least_float32, full_precision
 
 NO_POSITIVE = torch.iinfo(torch.int64).max
 
-# Equal vectors must tie, but in products with few rows BLAS may round equal columns differently.
-# Measured with MKL: in two of three products with one row, in one of 600 with 4 to 15 rows, in none of
-# 20,000 with more.
-FEWEST_ROWS = 32
+# Equal vectors must tie, but in products with few rows or columns BLAS may round equal columns
+# differently. Measured with MKL on an Intel Xeon: in two of three products with one row, in one of 600
+# with 4 to 15 rows, in none of 20,000 with more; on an AMD EPYC: in two of three with 5 to 11 columns,
+# in none with 12 or more. Smaller products are padded.
+SMALLEST_PRODUCT = 32
 
 
 @dataclass(frozen=True)
@@ -144,12 +145,13 @@ def _chunks(
     by_class = classes[:n].argsort()
     slots = torch.arange(int(sizes.max()), device=device)
 
-    S = queries.new_empty(max(min(chunk, len(queries)), FEWEST_ROWS), n)
+    G = _padded(gallery)
+    S = queries.new_empty(max(min(chunk, len(queries)), SMALLEST_PRODUCT), len(G))
     for i in range(0, len(queries), chunk):
         rows = slice(i, min(i + chunk, len(queries)))
-        Q = pad(queries[rows], (0, 0, 0, max(0, FEWEST_ROWS - (rows.stop - i))))
+        Q = _padded(queries[rows])
         with full_precision(device):
-            s = torch.mm(Q, gallery.T, out=S[: len(Q)])[: rows.stop - i]
+            s = torch.mm(Q, G.T, out=S[: len(Q)])[: rows.stop - i, :n]
         own = classes[n:][rows, None]
         positive = slots < sizes[own]
         # Slots beyond the size of a class repeat its last sample. For a class that is not in the
@@ -161,6 +163,11 @@ def _chunks(
             positive &= columns != itself[:, None]
         p = s.gather(1, columns).masked_fill_(~positive, -torch.inf)
         yield rows, s.scatter_(1, columns, -torch.inf), p
+
+
+def _padded(X: Tensor) -> Tensor:
+    """X with at least SMALLEST_PRODUCT rows."""
+    return pad(X, (0, 0, 0, SMALLEST_PRODUCT - len(X))) if len(X) < SMALLEST_PRODUCT else X
 
 
 def _ahead(S: Tensor, p: Tensor) -> Tensor:
