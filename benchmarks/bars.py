@@ -1,7 +1,7 @@
-"""The ratios of all benchmarks as one SVG: a bar from 1 to the ratio, a mark at the goal.
+"""The ratios of all benchmarks as one SVG: a bar from 1 to the ratio, and a mark at the goal.
 
-Logarithmic: half is as far as double; what lies outside ends at the edge. It has its own paper, so
-that it is readable in light and dark.
+The axis is logarithmic, so that half is as far from 1 as double. Bars beyond the axis end at its edge.
+The picture has its own background, so that it is readable in light and dark mode.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ def picture(rows: Sequence[Row]) -> str:
     height = y + 16
     box = f'viewBox="0 0 {WIDTH} {height}" role="img"'
     says = (
-        "ratio to what a row is compared with; upright mark: its goal; red: missed; grey: no goal"
+        "ratio to what a row is compared with; vertical mark: the goal; red: missed; grey: no goal"
     )
     return "\n".join(
         [

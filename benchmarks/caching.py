@@ -2,8 +2,8 @@
 
     python benchmarks/caching.py [--batch 128] [--micro-batches 4]
 
-Caching runs the forward pass twice. Where a backward pass costs two forward passes that is 4/3 of the
-work, the bound of GradCache. ResNet-50 at 112 px with random weights, one process.
+Caching runs the forward pass twice. If a backward pass costs two forward passes, that is 4/3 of the
+work, the bound of GradCache. Measured with ResNet-50 at 112 px, random weights and one process.
 """
 
 import sys
@@ -18,7 +18,7 @@ from dml.models import make_model
 from dml.step import backward
 
 GOAL = "<= 1.4"
-SIZE = 112  # smaller, or fewer images, and weights outweigh the images of a micro-batch
+SIZE = 112  # with smaller or fewer images, work per weight outweighs work per image
 
 
 def main() -> int:

@@ -3,8 +3,9 @@
     python benchmarks/gpu_loss.py
     python benchmarks/gpu_loss.py --sizes 1000 --repeats 5
 
-The limit is what no exact loss can do without: S = X X^T and (G + G^T) X, in float32 without TF32,
-into memory that is there already. Medians of interleaved repetitions, by the GPU's own clock.
+The limit is the work that every exact loss must do: the products S = X X^T and (G + G^T) X, in float32
+without TF32, into memory that is allocated already. Prints medians of interleaved repetitions, timed
+by the GPU's own clock.
 """
 
 import argparse
@@ -26,7 +27,7 @@ PER_CLASS = 5
 
 
 def batch(m: int) -> tuple[Tensor, Tensor]:
-    """Unit vectors around the centres of their classes, as in the middle of a training."""
+    """Unit vectors around the centres of their classes, as in the middle of training."""
     torch.manual_seed(0)
     labels = torch.arange(m, device="cuda") // PER_CLASS
     common, noise = torch.randn(1, D, device="cuda"), torch.randn(m, D, device="cuda")
@@ -35,7 +36,7 @@ def batch(m: int) -> tuple[Tensor, Tensor]:
 
 
 def products(X: Tensor) -> Callable[[], object]:
-    """The limit."""
+    """The limit: two bare products."""
     X = X.detach()
     S, out = X.new_empty(len(X), len(X)), torch.empty_like(X)
 
@@ -55,7 +56,7 @@ def with_backward(loss: GlobalPairLoss, X: Tensor, labels: Tensor) -> Tensor:
 
 
 def interleaved(work: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds. Every repetition runs each once, in order, after one warm-up of each."""
+    """Milliseconds of every repetition, each of which runs all work once, after one warm-up."""
     found: dict[str, list[float]] = {name: [] for name in work}
     for repeat in range(-1, repeats):
         for name, action in work.items():
@@ -84,11 +85,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 4000, 16_000])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 4000, 16_000], help="of m")
     parser.add_argument("--repeats", type=int, default=15, help="default: %(default)s")
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        print("benchmarks/gpu_loss.py needs a CUDA GPU, and torch finds none here", file=sys.stderr)
+        print("benchmarks/gpu_loss.py needs a CUDA GPU, but torch finds none", file=sys.stderr)
         return 2
 
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, d = {D}")

@@ -3,11 +3,12 @@
     python benchmarks/loss.py
     python benchmarks/loss.py --sizes 1000 --repeats 5
 
-The limit is what no exact loss can do without: S = X X^T and (G + G^T) X, into memory that is there
-already. Three stages of a training, by the share of negatives that mining selects: at the start all,
-in the middle a quarter, in the end one in a thousand. Beside it, in the same repetitions, other ways to the same value, at sizes
-they can bear: pytorch-metric-learning, the loop over anchors of the paper's authors (with torch's
-minimum and maximum for Python's, which are slower) and dense autograd.
+The limit is the work that every exact loss must do: the products S = X X^T and (G + G^T) X, into memory
+that is allocated already. The loss is measured at three stages of training, in which mining selects all
+negatives (start), a quarter (middle) and one in a thousand (end). In the same repetitions other
+implementations compute the same value, at sizes that they can handle: pytorch-metric-learning, the
+loop over anchors of the paper's authors (with torch's min and max instead of Python's, which are
+slower) and dense autograd.
 """
 
 import sys
@@ -32,7 +33,8 @@ D = 512
 
 
 def batch(m: int, stage: str) -> tuple[Tensor, Tensor]:
-    """Unit vectors that share a direction, then a direction with their class, then only that."""
+    """Unit vectors: at the start all share a direction, in the middle each class has a direction as
+    well, at the end the classes share none."""
     torch.manual_seed(0)
     labels = torch.arange(m) // PER_CLASS
     common, noise = torch.randn(1, D), torch.randn(m, D)
@@ -47,7 +49,7 @@ def batch(m: int, stage: str) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def share_mined(X: Tensor, labels: Tensor) -> float:
-    """Of the negative pairs: those more similar than the least similar positive, less eps."""
+    """The share of negative pairs with S > S of the least similar positive - eps."""
     mined = negatives = 0
     for rows, y in zip(X.split(1000), labels.split(1000), strict=True):
         S, same = rows @ X.T, y[:, None] == labels
@@ -58,7 +60,7 @@ def share_mined(X: Tensor, labels: Tensor) -> float:
 
 
 def products(X: Tensor) -> Callable[[], object]:
-    """The limit."""
+    """The limit: two bare products."""
     X = X.detach()
     S, out = X.new_empty(len(X), len(X)), torch.empty_like(X)
 
@@ -86,7 +88,7 @@ def metric_learning() -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def loop(X: Tensor, labels: Tensor) -> Tensor:
-    """An anchor at a time, as the authors' MultiSimilarityLoss."""
+    """One anchor at a time, as the authors' MultiSimilarityLoss."""
     alpha, beta, lam, eps = (MS[name] for name in ("alpha", "beta", "lam", "eps"))
     S, terms = X @ X.T, []
     for row, label in zip(S, labels, strict=True):
@@ -139,8 +141,8 @@ def measure(m: int, stage: str, repeats: int) -> list[Row]:
 
 def main() -> int:
     parse = parser(__doc__)
-    parse.add_argument("--sizes", type=int, nargs="+", default=[1000, 4000, 16_000])
-    parse.add_argument("--repeats", type=int, nargs="+", default=[31, 9, 3], help="of each size")
+    parse.add_argument("--sizes", type=int, nargs="+", default=[1000, 4000, 16_000], help="of m")
+    parse.add_argument("--repeats", type=int, nargs="+", default=[31, 9, 3], help="for each size")
     args = parse.parse_args()
     as_in_training()
     sizes = list(zip(args.sizes, args.repeats, strict=True))

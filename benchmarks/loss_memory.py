@@ -1,9 +1,9 @@
-"""Peak memory of one loss, forward and backward, beyond its embeddings, and how it and time grow.
+"""Peak memory of one loss, forward and backward, beyond its embeddings; growth of memory and time.
 
     python benchmarks/loss_memory.py                # the curve, each size in a process of its own
     python benchmarks/loss_memory.py --m 16384      # one size, in this process
 
-Linux only: memory is read from /proc. Memory grows as m and time as m^2: four times the batch may
+Linux only: memory is read from /proc. Memory grows as m and time as m^2, so four times the batch may
 take 4.5 times the memory and 20 times the time.
 """
 
@@ -35,7 +35,7 @@ def measure(name: str, m: int, d: int) -> dict[str, float]:
     labels = torch.arange(m) // 5
     X = torch.nn.functional.normalize(torch.randn(m, d), dim=1).requires_grad_()
     small = X.detach()[:100].requires_grad_()
-    loss(small, labels[:100]).backward()  # libraries load and threads start here
+    loss(small, labels[:100]).backward()  # warm-up: libraries load, threads start
     start = time.perf_counter()
     extra = extra_memory(lambda: loss(X, labels).backward())
     seconds = time.perf_counter() - start
@@ -68,8 +68,8 @@ def rows_of(sizes: Sequence[int], found: dict[int, list[dict[str, float]]]) -> l
 
 def main() -> int:
     parse = parser(__doc__)
-    parse.add_argument("--m", type=int, help="one batch size; without it, the whole curve")
-    parse.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="of the curve")
+    parse.add_argument("--m", type=int, help="one batch size only (default: the whole curve)")
+    parse.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="of m, for the curve")
     parse.add_argument("--d", type=int, default=128, help="embedding size (default: %(default)s)")
     parse.add_argument("--loss", default="multi_similarity", choices=LOSS_PARAMETERS)
     parse.add_argument("--repeats", type=int, default=3, help="default: %(default)s")

@@ -1,7 +1,7 @@
 """What the benchmarks share: repetitions, memory, and rows with a goal.
 
-A ratio is the median over repetitions of ours / theirs of the same repetition, so that a drift of
-the machine's speed cancels.
+A ratio is the median over repetitions of ours / theirs, both of the same repetition, so that drifts in
+the speed of the machine cancel.
 """
 
 import argparse
@@ -23,8 +23,8 @@ HEADER = ("part", "what", "value", "against", "ratio", "spread", "goal", "")
 
 @dataclass(frozen=True)
 class Row:
-    """One result. value: with its unit; spread: of the ratio; goal: of the ratio, such as '<= 1.5',
-    or '' for none."""
+    """One result. value has a unit; spread and goal are of the ratio; goal is such as '<= 1.5', or ''
+    for none."""
 
     part: str
     what: str
@@ -40,7 +40,7 @@ class Row:
 
     @property
     def ok(self) -> bool | None:
-        """None without a goal."""
+        """Whether the goal is met; None without a goal."""
         return SIGNS[self.goal.split()[0]](self.ratio, self.bound) if self.goal else None
 
     def cells(self) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class Row:
 
 
 def as_in_training() -> None:
-    """Two threads, and freed memory is kept, for ours and for what it is compared with."""
+    """Use two threads and keep freed memory, for our code and for what it is compared with."""
     import torch
 
     from dml.distributed.malloc import keep_freed_memory
@@ -69,7 +69,7 @@ def as_in_training() -> None:
 def interleaved(
     work: Mapping[str, Callable[[], object]], repeats: int, warm_ups: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds. Every repetition runs each once, in order, after the warm-ups."""
+    """Seconds of every repetition, each of which runs all work once, after the warm-ups."""
     seconds: dict[str, list[float]] = {name: [] for name in work}
     program = Path(sys.argv[0]).stem
     for repeat in tqdm(range(-warm_ups, repeats), program, leave=False):
@@ -83,15 +83,15 @@ def interleaved(
 
 
 def resident(field: str) -> int:
-    """VmRSS, the memory in use now, or VmHWM, its peak; in bytes (Linux)."""
+    """The memory of this process in bytes (Linux): VmRSS is the current use, VmHWM the peak."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
 
 
 def extra_memory(work: Callable[[], object]) -> int:
-    """Bytes at the peak of the work beyond those before it."""
+    """The peak memory of the work in bytes, beyond the memory in use before it."""
     with open("/proc/self/clear_refs", "w") as refs:
-        refs.write("5")  # forget the peak so far
+        refs.write("5")  # resets the peak
     before = resident("VmRSS")
     work()
     return resident("VmHWM") - before
@@ -114,13 +114,13 @@ def timed(
     theirs: Sequence[float],
     goal: str = "",
 ) -> Row:
-    """Seconds against seconds, repetition by repetition."""
+    """A row that compares seconds, repetition by repetition."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return compared(part, what, duration(statistics.median(ours)), against, ratios, goal)
 
 
 def spread(values: Sequence[float]) -> str:
-    """Quartiles; of fewer than five values the extremes; one has none."""
+    """The quartiles, or the extremes of fewer than five values; empty for a single value."""
     if len(values) == 1:
         return ""
     low, high = min(values), max(values)
@@ -153,12 +153,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
+    made.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
     return made
 
 
 def finish(rows: Sequence[Row], json_path: Path | None) -> int:
-    """Print the rows, and write them if asked to; returns the exit code: 1 if a goal is missed."""
+    """Print the rows, write them to `json_path` if given, and return the exit code: 1 if a goal is
+    missed."""
     print(table(rows))
     if json_path:
         json_path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: what was measured, on what, and which goals are met."""
+"""Writes docs/benchmarks.md: what was measured, on which machine, and which goals are met."""
 
 import ast
 import os
@@ -13,21 +13,23 @@ from pathlib import Path
 
 from measure import HEADER, Row
 
+from shards.cores import available_cores
+
 HERE = Path(__file__).parent
 PACKAGES = ("torch", "numpy", "accelerate", "faiss-cpu", "pytorch-metric-learning", "pillow")
 
 
 def page(rows: Sequence[Row], problems: Mapping[str, str], command: str) -> str:
-    """problems: why a part was not run."""
+    """The page; `problems` says for each part that did not run why."""
     missed = [f"- missed: {row}" for row in rows if row.ok is False]
     absent = [f"- not run: {part}: {reason}" for part, reason in problems.items()]
     goals = sum(row.ok is not None for row in rows)
     lines = [
         "# Benchmarks",
         "",
-        "Written by `make bench`. A ratio is the median over repetitions of the value against what it",
-        "is compared with, both of the same repetition; its spread the quartiles, or the extremes of",
-        "fewer than five.",
+        "Written by `make bench`. A ratio is the median over repetitions of the value divided by what",
+        "it is compared with, both of the same repetition. The spread gives the quartiles, or the",
+        "extremes of fewer than five repetitions.",
         "",
         "![The ratios and their goals](images/benchmarks.svg)",
         "",
@@ -52,7 +54,7 @@ def markdown(rows: Iterable[Row]) -> list[str]:
 def where(command: str) -> list[str]:
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     facts = {
-        "machine": f"{processor()}, {os.cpu_count()} cores, {gib:.0f} GiB, {platform.system()}",
+        "machine": f"{processor()}, {available_cores()} cores, {gib:.0f} GiB, {platform.system()}",
         "versions": ", ".join([f"Python {platform.python_version()}", *versions()]),
         "commit": commit(),
         "command": f"`{command}`",
@@ -76,7 +78,7 @@ def versions() -> Iterable[str]:
 
 
 def commit() -> str:
-    """With `-dirty` where the code differs from it."""
+    """The commit, with `-dirty` if the code differs from it."""
     if not shutil.which("git"):
         return "unknown"
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]

@@ -3,8 +3,8 @@
     python benchmarks/recall.py                             # the size of the SOP test set
     python benchmarks/recall.py --n 8131 --sizes 83 83      # of Cars-196
 
-The limit is the product alone: the same chunks, into one buffer, nothing counted. faiss searches
-for the 1001 nearest of every sample, itself included, with IndexFlatIP, which is exact too.
+The limit is the product alone: the same chunks, written to one buffer. faiss searches for the 1001
+nearest neighbours of every sample, including itself, with IndexFlatIP, which is exact, too.
 Linux only: memory is read from /proc.
 """
 
@@ -20,7 +20,7 @@ from dml.recall import recall_at_k, retrieval
 
 KS = [1, 10, 100, 1000]
 CHUNK = 1024
-GOALS = {"recall": "<= 1.4", "all measures": "<= 2.5"}  # of the bare product
+GOALS = {"recall": "<= 1.4", "all measures": "<= 2.5"}  # against the bare product
 GIB = 2**30
 
 
@@ -29,7 +29,11 @@ def main() -> int:
     parse.add_argument("--n", type=int, default=60_502, help="samples (default: %(default)s)")
     parse.add_argument("--d", type=int, default=512, help="dimensions (default: %(default)s)")
     parse.add_argument(
-        "--sizes", type=int, nargs=2, default=[2, 12], help="of a class (default: %(default)s)"
+        "--sizes",
+        type=int,
+        nargs=2,
+        default=[2, 12],
+        help="smallest and largest class (default: %(default)s)",
     )
     parse.add_argument("--threads", type=int, default=2, help="default: %(default)s")
     parse.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
@@ -41,7 +45,7 @@ def main() -> int:
     sizes = torch.randint(smallest, largest + 1, (args.n // smallest + 1,))
     labels = torch.arange(len(sizes)).repeat_interleave(sizes)[: args.n]
     labels = labels[torch.randperm(args.n)]
-    # 2.5: Recall@1 of about 0.6, some positives far down the list
+    # 2.5 gives a Recall@1 of about 0.6, with some positives at high ranks
     centres = torch.randn(len(sizes), args.d)
     X = normalize(centres[labels] + 2.5 * torch.randn(args.n, args.d), dim=1)
     X_numpy = X.numpy()
@@ -67,9 +71,9 @@ def main() -> int:
     def watched(name: str) -> Callable[[], object]:
         return lambda: peaks[name].append(extra_memory(work[name]))
 
-    recall_at_k(X[:2000], labels[:2000], KS)  # libraries load and threads start here
+    recall_at_k(X[:2000], labels[:2000], KS)  # warm-up: libraries load, threads start
     watching = {name: watched(name) for name in work}
-    seconds = interleaved(watching, args.repeats, warm_ups=0)  # each takes long enough
+    seconds = interleaved(watching, args.repeats, warm_ups=0)  # each takes seconds
     where = f"{args.n:,} x {args.d}"
     rows = []
     for name, goal in {**GOALS, "faiss": ""}.items():

@@ -1,11 +1,11 @@
-"""Every benchmark in one run: a page with the ratios, and a picture of them.
+"""Run all benchmarks and write a page with the ratios and a picture of them.
 
     python benchmarks/run.py                            # what make bench does
     python benchmarks/run.py --only loss recall --out /tmp/some
     python benchmarks/run.py --cars data/cars196        # the loader on photographs
 
-Writes DIR/benchmarks.md and DIR/images/benchmarks.svg. Each benchmark is a process of its own. Exits
-with 1 when a goal is missed or a benchmark fails, and names it.
+Writes DIR/benchmarks.md and DIR/images/benchmarks.svg. Each benchmark runs in its own process. Exits
+with 1 if a goal is missed or a benchmark fails, and names it.
 """
 
 import argparse
@@ -31,17 +31,17 @@ PARTS = {
     "scale": [],
     "two_hosts": [],
     "caching": [],
-    "recall": ["--repeats", "2"],  # minutes each
+    "recall": ["--repeats", "2"],  # minutes per repetition
     "loader": [str(ROOT / "shards" / "bundled" / "icons-mini"), "--size", "32"],
     "training_step": [],
     "startup": [],
 }
-CANNOT = 2  # exit code of a benchmark that needs what this machine has not
+CANNOT = 2  # exit code of a benchmark that needs something that this machine does not have
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """problem: why there are no rows. failed: and that is a mistake."""
+    """problem: why there are no rows. failed: the benchmark itself failed."""
 
     rows: list[Row]
     problem: str = ""
@@ -49,7 +49,7 @@ class Outcome:
 
 
 def run(part: str, arguments: Sequence[str]) -> Outcome:
-    """One benchmark; what it says on stderr is passed on, and its last line kept as the reason."""
+    """Run one benchmark. Its stderr is passed on; the last line is the reason if there are no rows."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rows.json")
         command = [sys.executable, str(HERE / f"{part}.py"), *arguments, "--json", str(path)]
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         choices=PARTS,
         default=list(PARTS),
         metavar="PART",
-        help=f"the page then has only these of {', '.join(PARTS)}",
+        help=f"run only these of {', '.join(PARTS)}",
     )
     parser.add_argument(
         "--cars", type=Path, metavar="DIR", help="shards of Cars-196, for the loader"

@@ -2,12 +2,13 @@
 
     python benchmarks/scale.py [--m 4096] [--d 256]
 
-Compute is the time a process spends on a core for its two sweeps. The processes take turns at them, so
-that they may outnumber the cores and do not drive each other out of the cache. It falls as 1/W within
-15%, from the time that one process takes for the same sweeps, over rows. A process alone has a shorter way, beside
-which W processes need 4/3 of the products: it computes half of S and uses both sides of it. Bytes are
-those handed to torch.distributed; memory is the peak beyond the process's own embeddings (Linux); both
-are the plan's. Then the same formulas for sizes that no machine here could hold.
+Compute is the CPU time of a process for its two sweeps. The processes take turns at their sweeps, so
+that there may be more of them than cores and they do not compete for the cache. Compute must fall as
+1/W within 15%, starting from the time of one process that sweeps by rows as several processes do. (By
+default one process uses the symmetry of S and computes half of it; W processes need 4/3 of these
+products.) Bytes are those handed to torch.distributed. Memory is the peak beyond the process's own
+embeddings (Linux). Both are compared with the plan. At the end the formulas are printed for larger
+sizes.
 """
 
 import argparse
@@ -26,14 +27,14 @@ from typing import IO, Any
 from measure import MIB, Row, compared, duration, extra_memory, finish, number, parser
 from tqdm import tqdm
 
-from dml.plan import loss_bytes_sent, loss_flops, loss_memory
+from dml.cost import loss_bytes_sent, loss_flops, loss_memory
 
 TILE = 1024
 WITHIN = "<= 1.15"
 
 
 class Turns:
-    """Sweeps at which only one process computes at a time, and how long it does."""
+    """Lets one process at a time run its sweeps, and adds up their CPU time."""
 
     def __init__(self, lock: IO[str]) -> None:
         self.lock, self.seconds = lock, 0.0
@@ -51,7 +52,7 @@ class Turns:
 
 
 def work(m: int, d: int, repeats: int, by_rows: bool, lock: IO[str]) -> None:
-    """One process of W: prints what it measured."""
+    """One process of W: measure, and print the result as JSON."""
     import torch
     import torch.distributed as dist
     from torch.nn.functional import normalize
@@ -77,9 +78,8 @@ def work(m: int, d: int, repeats: int, by_rows: bool, lock: IO[str]) -> None:
     X = normalize(torch.randn(b, d, generator=generator), dim=1).requires_grad_()
     labels = torch.arange(rank * b, (rank + 1) * b) // 4
     few = X.detach()[:40].requires_grad_()
-    GlobalPairLoss(loss_fn.loss)(
-        few, labels[:40]
-    ).backward()  # threads and buffers of the libraries
+    # warm-up: threads and buffers of the libraries
+    GlobalPairLoss(loss_fn.loss)(few, labels[:40]).backward()
     seconds, sent = [], loss_fn.wire.bytes_sent
 
     def steps() -> None:
@@ -153,7 +153,7 @@ def rows_of(m: int, d: int, repeats: int) -> list[Row]:
 
 def print_larger() -> None:
     print(
-        "\n        m      W    d   images a process    sent    memory    GFLOP   (a process and step)"
+        "\n        m      W    d   images/process      sent    memory    GFLOP   (per process and step)"
     )
     for m in (1_000, 16_384, 131_072, 1_048_576):
         for processes in (1, 8, 64, 1024):

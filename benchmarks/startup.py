@@ -1,8 +1,9 @@
-"""How long a command takes before it does anything.
+"""How long a command takes to start.
 
     python benchmarks/startup.py [--repeats 7]
 
-What answers without torch must answer within a second. Beside it, Python and torch alone.
+Commands that need no torch must answer within a second. Python and torch alone are measured beside
+them.
 """
 
 import shlex

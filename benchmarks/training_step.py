@@ -1,9 +1,9 @@
-"""Where a training step spends its time: the share of the model in all of it.
+"""Where a training step spends its time: the shares of the model, the data and the loss.
 
     python benchmarks/training_step.py [--classes 64] [--steps 150]
 
-Trains the small network on the bundled icons by dml/train.py, one process, five images a class, and
-reads its journal. The model is forward, backward and optimizer; the rest is data and loss.
+Trains the small network on the bundled icons with dml/train.py in one process, five images per class,
+and reads the run's timing. The model is forward, backward and optimizer; the rest is data and loss.
 """
 
 import json
@@ -22,7 +22,7 @@ GOAL = ">= 0.9"
 
 
 def train(classes: int, steps: int, folder: Path) -> list[dict[str, float]]:
-    """Seconds a step by phase, one line every ten steps; without the first, in which things load."""
+    """Seconds per step by phase, one dict per ten steps, without the first, which includes loading."""
     settings = [f"run.dir={folder}", f"batch.classes={classes}", "batch.per_class=5"]
     settings += [f"length.steps={steps}", "eval.every_steps=null", "eval.untrained=false"]
     command = [sys.executable, "dml/train.py", "--config", "configs/icons_mini.yaml"]
@@ -57,7 +57,7 @@ def main() -> int:
         return compared("training_step", what, value, "the whole step", shares, goal)
 
     rows = [
-        row(f"model, {5 * args.classes} icons a step", MODEL, GOAL),
+        row(f"model, {5 * args.classes} icons per step", MODEL, GOAL),
         row("data", ("data",)),
         row("loss", ("loss",)),
     ]

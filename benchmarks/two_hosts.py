@@ -2,14 +2,14 @@
 
     python benchmarks/two_hosts.py [--rate 100mbit] [--m 1000] [--d 512]
 
-Makes two hosts as network namespaces joined by a throttled link (Linux, root, iproute2), runs one
+Creates two hosts as network namespaces joined by a throttled link (Linux, root, iproute2), runs one
 process on each, and removes them. A step is the loss of m embeddings, forward and backward, without a
-model. Two baselines compute the same loss of their own rows with autograd and differ in how the
-gradient of the other process's embeddings comes back, the third computes the loss of all rows:
+model. Two baselines compute the loss of their own rows with autograd and differ in how they return the
+gradient of the other process's embeddings. The third computes the loss of all rows:
   reduce-scatter  as open_clip does with local_loss and gather_with_grad
   all-reduce      as lightly, vissl and the SimCLR ports do
-  whole matrix    as GradCache's loss and pytorch-metric-learning's wrapper do; nothing comes back
-All must give the same gradient. Bytes are those the link's own counter saw.
+  whole matrix    as GradCache's loss and pytorch-metric-learning's wrapper do; returns no gradient
+All must give the same gradient. Bytes are read from the counter of the link.
 """
 
 import argparse
@@ -27,7 +27,8 @@ from measure import Row, compared, duration, finish, parser
 
 HOSTS = {"dml-h1": "10.77.0.1", "dml-h2": "10.77.0.2"}
 SCHEMES = ("ours", "reduce-scatter", "all-reduce", "whole matrix")
-LEAST_BYTES = {"reduce-scatter": ">= 1.9", "all-reduce": ">= 2.8", "whole matrix": ""}  # in ours
+# goals for the bytes of a scheme against ours
+LEAST_BYTES = {"reduce-scatter": ">= 1.9", "all-reduce": ">= 2.8", "whole matrix": ""}
 ROOT = Path(__file__).parents[1]
 
 
@@ -73,7 +74,7 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
     ours = GlobalPairLoss(loss, reduction="sum")
 
     class Gather(torch.autograd.Function):
-        """All embeddings; backward sums over the processes the gradient of this one's rows."""
+        """Gathers all embeddings; backward sums the gradient of the own rows over the processes."""
 
         @staticmethod
         def forward(ctx: Any, x: Tensor, scheme: str) -> Tensor:
@@ -88,7 +89,7 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
                 dist.all_reduce(grad)
             if ctx.scheme != "reduce-scatter":
                 return grad.view(2, b, d)[rank], None
-            # each process sends the others their rows and sums what it gets: a reduce-scatter
+            # a reduce-scatter: each process sends the others their rows and sums what it receives
             received = torch.empty_like(grad)
             dist.all_to_all_single(received, grad.contiguous())
             return received.view(2, b, d).sum(0), None
@@ -122,7 +123,7 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
             sent, start = int(counter.read_text()), time.perf_counter()
             step(scheme)
             seconds = time.perf_counter() - start
-            dist.barrier()  # until all that was sent has left
+            dist.barrier()  # all bytes of the step have been sent
             rows.append((scheme, seconds, int(counter.read_text()) - sent))
     if rank == 0:
         print(json.dumps(rows))
@@ -130,7 +131,7 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
 
 
 def rows_of(found: list[tuple[str, float, int]], where: str) -> list[Row]:
-    """found: scheme, seconds and bytes, of every repetition."""
+    """The rows from (scheme, seconds, bytes) of every repetition."""
     seconds = {s: [t for scheme, t, _ in found if scheme == s] for s in SCHEMES}
     sent = {s: [n for scheme, _, n in found if scheme == s] for s in SCHEMES}
     rows = []
@@ -162,7 +163,7 @@ def main() -> int:
         print("two_hosts: needs root and iproute2 (apt-get install iproute2)", file=sys.stderr)
         return 2
 
-    links_down()  # what an interrupted run may have left
+    links_down()  # an interrupted run may have left them
     try:
         links_up(args.rate)
         common = {"MASTER_ADDR": HOSTS["dml-h1"], "MASTER_PORT": "29500"}
