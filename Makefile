@@ -1,4 +1,4 @@
-# Every target sets up what it needs in .venv; running one twice does nothing twice.
+# Every target sets up what it needs in .venv, once.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
@@ -10,7 +10,7 @@ help: ## this list
 
 setup: $(STAMP) ## create .venv with everything the tests need
 
-# torch first and pinned: a range would admit the newest release, and gigabytes with it
+# torch is installed first and pinned: a range would allow the newest release and download gigabytes
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 test: $(STAMP) ## all tests
 	$(BIN)/python -m pytest -q
 
-# apt packages, so only as root; without them the tests of the cluster are skipped, in CI they fail
+# Installs apt packages, so it needs root. Without them the cluster's tests are skipped; in CI they fail.
 slurm: ## install Slurm for the tests (Debian, as root)
 	@(for each in slurmctld slurmd sbatch munged; do command -v $$each >/dev/null || exit 1; done) \
 		|| { apt-get update -q && apt-get install -y --no-install-recommends \
@@ -41,7 +41,7 @@ types: $(STAMP) ## mypy, strict
 
 check: lint types test ## what CI runs
 
-bench: $(STAMP) ## measure everything, into docs/benchmarks.md: a quarter of an hour
+bench: $(STAMP) ## run all benchmarks and write docs/benchmarks.md: a quarter of an hour
 	$(BIN)/python benchmarks/run.py
 
 demo: $(STAMP) ## train on the bundled icons with two processes: a minute or two
