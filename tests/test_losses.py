@@ -12,7 +12,15 @@ from pytorch_metric_learning.miners import MultiSimilarityMiner
 
 from dml.catalogue import LOSS_PARAMETERS
 from dml.gpw import LOSSES, GlobalPairLoss, dense_loss, make_loss, pair_weights
-from dml.gpw.reference import loss_of_similarities, weights_of_similarities
+from dml.gpw.reference import (
+    against,
+    loss_of_similarities,
+    pair_masks,
+    statistics,
+    weights_of_similarities,
+)
+from dml.gpw.statistics import Side
+from dml.gpw.weighting import Weighting
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
@@ -170,3 +178,65 @@ def test_a_wrong_name_or_parameter_names_the_valid_ones(call, words):
 @pytest.mark.parametrize("numbers", [{"beta": np.float64(40)}, {"beta": np.int64(40)}])
 def test_numbers_of_numpy_are_numbers(numbers):
     assert make_loss("multi_similarity", **numbers) == make_loss("multi_similarity", beta=40.0)
+
+
+STATED = {"ignores_minus_inf": True, "shared_statistics": ("lse_neg",)}
+
+
+@pytest.mark.parametrize("forgotten", STATED)
+def test_a_weighting_must_state_what_the_engine_needs(forgotten):
+    stated = {name: value for name, value in STATED.items() if name != forgotten}
+    with pytest.raises(TypeError, match=f"New must state {forgotten}"):
+        type("New", (Weighting,), stated)
+    type("New", (Weighting,), STATED)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ignores_minus_inf": None}, {"shared_statistics": "lse_neg"}], ids=str
+)
+def test_a_weighting_must_state_it_in_the_right_type(wrong):
+    with pytest.raises(TypeError, match="must state"):
+        type("New", (Weighting,), {**STATED, **wrong})
+
+
+IGNORING = [v for v in VARIANTS if make(v).weighting.ignores_minus_inf]
+
+
+@pytest.mark.parametrize("variant", IGNORING, ids=str)
+def test_a_loss_that_states_so_ignores_a_pair_at_minus_infinity(variant):
+    """Oracle: the same row without that pair."""
+    loss = make(variant)
+    S_pos = torch.tensor([[0.4, 0.7]], dtype=torch.float64)
+    S_neg = torch.tensor([[0.3, 0.6, 0.5]], dtype=torch.float64)
+
+    def all_of(S_neg):
+        t = {}
+        for side, stage in loss.stages:
+            S = S_pos if side is Side.POSITIVE else S_neg
+            known = {n: x if x.ndim > 1 and S is S_pos else x[:, None] for n, x in t.items()}
+            t |= {name: s.finish(s.reduce(S, None, known)) for name, s in stage.items()}
+        return t, loss.negative_weight(S_neg, {n: x[:, None] for n, x in t.items()})
+
+    t, w = all_of(S_neg)
+    erased = torch.tensor([[-torch.inf]], dtype=torch.float64)
+    t_erased, w_erased = all_of(torch.cat([S_neg, erased], 1))
+    for name, x in t.items():
+        torch.testing.assert_close(t_erased[name], x, msg=name)
+    torch.testing.assert_close(w_erased[:, :3], w)
+    assert w_erased[0, 3] == 0
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_the_weights_use_no_statistics_but_the_shared_ones(variant):
+    loss = make(variant)
+    X, labels = batch()
+    full = pair_weights(loss, X, labels)
+    t = statistics(loss, X @ X.T, pair_masks(labels))
+    t = {name: t[name] for name in loss.shared_statistics}
+    S, masks = X @ X.T, pair_masks(labels)
+    for side, w, expected in zip(
+        Side, (loss.positive_weight, loss.negative_weight), full, strict=True
+    ):
+        found = w(S, against(loss, t, side)) / loss.divisor(len(S))
+        of_anchors = masks[side] & masks[Side.POSITIVE].any(1, keepdim=True)
+        assert torch.equal(found[of_anchors], expected[of_anchors])

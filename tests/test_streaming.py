@@ -1,7 +1,8 @@
-"""The streaming engine against the dense one, and against what no engine may do."""
+"""The engine against the dense loss, and against what no computation of a loss may do."""
 
 import copy
 import pickle
+from functools import partial
 
 import naive
 import pytest
@@ -10,11 +11,19 @@ from batches import IDS, VARIANTS, batch, make, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dml.distributed.collectives import Wire
 from dml.distributed.precision import full_precision
 from dml.gpw import GlobalPairLoss, dense_loss, make_loss, pair_weights
-from dml.gpw.engine.symmetric import fits
+from dml.gpw.engine.general_kernel import GeneralKernel
+from dml.gpw.engine.kernel import choose_kernel
+from dml.gpw.engine.ms_kernel import MsKernel
+from dml.gpw.engine.one_tile import OneTileSweeps
+from dml.gpw.engine.rows import RowSweeps
+from dml.gpw.engine.sweeps import choose_sweeps
+from dml.gpw.engine.symmetric import SymmetricSweeps
 from dml.gpw.engine.tiles import spans
-from dml.gpw.grouping import Groups
+from dml.gpw.engine.workspace import Workspace
+from dml.gpw.grouping import GlobalBatch, Groups
 from dml.gpw.reference import loss_of_similarities, weights_of_similarities
 
 MS = make_loss("multi_similarity")
@@ -31,40 +40,64 @@ def dense(loss):
     return lambda X, labels: dense_loss(loss, X, labels)
 
 
+def assert_equals_dense(loss, X, labels, **how):
+    expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
+    value, gradient = value_and_gradient(GlobalPairLoss(loss, **how), X, labels)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert relative_error(gradient, expected_gradient) < 1e-12
+
+
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
 @pytest.mark.parametrize("tile", [1, 5, 7, 30, 64])  # m = 30: divides, does not, m, above m
 def test_streaming_equals_dense(variant, tile):
-    X, labels = batch(m=30)
-    loss = make(variant)
-    expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
-    value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=tile), X, labels)
-    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
-    assert relative_error(gradient, expected_gradient) < 1e-12
+    assert_equals_dense(make(variant), *batch(m=30), tile=tile)
+
+
+KEPT = {"computed twice": 0, "in part": 5000, "kept": 2**20}  # bytes; S of m = 64 has 32 KiB
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
 @pytest.mark.parametrize("tile", [8, 20, 64])
-def test_sweeps_by_symmetry_equal_dense(variant, tile):
+@pytest.mark.parametrize("kept", KEPT)
+def test_sweeps_by_symmetry_equal_dense(variant, tile, kept):
     """Classes smaller than a tile, so that a process alone uses both sides of a tile."""
     X, labels = batch(m=64, classes=25)
-    assert fits(Groups.of(labels), tile)
-    loss = make(variant)
-    expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
-    value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=tile), X, labels)
-    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
-    assert relative_error(gradient, expected_gradient) < 1e-12
+    sweeps = partial(SymmetricSweeps, kept_bytes=KEPT[kept])
+    assert_equals_dense(make(variant), X, labels, tile=tile, kind=sweeps)
 
 
-@pytest.mark.parametrize("kept", [0, 2**20], ids=["computed twice", "kept"])
+@pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_sweeps_by_rows_equal_dense(variant, kept, monkeypatch):
-    monkeypatch.setattr("dml.gpw.engine.rows.KEPT_SIMILARITIES", kept)
-    X, labels = batch(m=30)
-    loss = make(variant)
-    expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
-    value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=7), X, labels)
-    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
-    assert relative_error(gradient, expected_gradient) < 1e-12
+def test_sweeps_by_rows_equal_dense(variant, kept):
+    sweeps = partial(RowSweeps, kept_bytes=KEPT[kept])
+    assert_equals_dense(make(variant), *batch(m=30), tile=7, kind=sweeps)
+
+
+@pytest.mark.parametrize("tile", [20, 64])
+@pytest.mark.parametrize("sweeps", [RowSweeps, SymmetricSweeps])
+@pytest.mark.parametrize("kernel", [GeneralKernel.of, MsKernel.of], ids=["general", "ms"])
+def test_either_kernel_of_mined_multi_similarity_equals_dense(sweeps, kernel, tile):
+    X, labels = batch(m=64, classes=25)
+    sweeps = partial(sweeps, make_kernel=kernel)
+    assert_equals_dense(make(VARIANTS[0]), X, labels, tile=tile, kind=sweeps)
+
+
+def chosen(loss, tile=64, length=1.0, classes=25):
+    X, labels = batch(m=64, classes=classes, dtype=torch.float32)
+    found = GlobalBatch(length * X, labels, Wire())
+    sweeps = choose_sweeps(loss, found, tile, Workspace())
+    return type(sweeps), type(choose_kernel(loss, found, Workspace()))
+
+
+def test_sweeps_and_kernel_are_chosen_by_loss_and_batch():
+    weighting, large = make_loss("ms_weighting"), make_loss("multi_similarity", beta=56)
+    assert chosen(MS) == (OneTileSweeps, MsKernel)
+    assert chosen(MS, tile=20) == (SymmetricSweeps, MsKernel)
+    assert chosen(MS, tile=20, classes=2) == (RowSweeps, MsKernel)  # a class larger than a tile
+    assert chosen(weighting) == (SymmetricSweeps, GeneralKernel)  # another loss
+    assert chosen(large) == (SymmetricSweeps, GeneralKernel)  # exponents that are too large
+    assert chosen(MS, length=1.2) == (SymmetricSweeps, GeneralKernel)
+    assert chosen(large, length=0.5) == (OneTileSweeps, MsKernel)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
@@ -100,7 +133,7 @@ def test_half_precision_is_computed_in_float32(half):
     assert relative_error(gradient.float(), expected_gradient) < 1e-2
 
 
-def test_autocast_stays_outside_of_the_dense_engine():
+def test_autocast_stays_outside_of_the_dense_loss():
     X, labels = batch(m=200, d=64, dtype=torch.float32)
     expected, w_neg = dense_loss(MS, X, labels), pair_weights(MS, X, labels)[1]
     with torch.autocast("cpu", dtype=torch.float16):
@@ -126,13 +159,19 @@ def test_a_loss_can_be_pickled_after_use(variant):
         assert again.loss == used.loss
 
 
-def test_no_gradient_is_computed_where_none_is_wanted(monkeypatch):
+def test_no_gradient_is_computed_where_none_is_wanted():
+    class NoGradient(SymmetricSweeps):
+        def gradient(self, t, scale, out):
+            raise AssertionError("the gradient was computed")
+
     X, labels = batch()
     X.requires_grad_()
-    monkeypatch.setattr("dml.gpw.engine.symmetric.SymmetricSweeps.gradient", None)
+    loss = GlobalPairLoss(MS, kind=NoGradient)
     with torch.no_grad():
-        assert not GlobalPairLoss(MS)(X, labels).requires_grad
-    GlobalPairLoss(MS)(X.detach(), labels)
+        assert not loss(X, labels).requires_grad
+    loss(X.detach(), labels)
+    with pytest.raises(AssertionError, match="was computed"):
+        loss(X, labels)
 
 
 def test_autocast_and_reduced_matmul_precision_stay_outside():
@@ -174,7 +213,7 @@ def test_similarities_of_a_pair_are_the_same_bits_in_both_rows():
         assert torch.equal(rows, rows.T)
 
 
-# --- adversarial batches: each on the dense and on the streaming engine, for every loss ---
+# --- adversarial batches: each by the dense loss and by the engine, for every loss ---
 
 
 def naive_value(variant, X, labels):
@@ -183,7 +222,7 @@ def naive_value(variant, X, labels):
     return naive.value(name, X @ X.T, labels, eps=parameters.get("eps"), **rest)
 
 
-def both_engines(variant, X, labels, tile=4):
+def both_ways(variant, X, labels, tile=4):
     """Dense, streaming and weights agree with each other, and the value with the naive loop."""
     loss = make(variant)
     expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
@@ -208,7 +247,7 @@ NEEDS_NEGATIVES = {
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
 def test_all_one_class(variant):
     X, _ = batch(m=12)
-    value, gradient = both_engines(variant, X, torch.full((12,), 4))
+    value, gradient = both_ways(variant, X, torch.full((12,), 4))
     if variant[0] in NEEDS_NEGATIVES or "mine" in variant[1]:
         assert value == 0
         assert (gradient == 0).all()
@@ -219,7 +258,7 @@ def test_all_one_class(variant):
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
 def test_all_classes_distinct(variant):
     X, _ = batch(m=12)
-    value, gradient = both_engines(variant, X, torch.arange(12))
+    value, gradient = both_ways(variant, X, torch.arange(12))
     assert value == 0
     assert (gradient == 0).all()
 
@@ -247,8 +286,8 @@ def test_histogram_counts_similarities_beyond_one_at_the_end():
 def test_duplicate_images(variant):
     """Similarity exactly 1, between positives and between negatives."""
     X = torch.eye(4, dtype=torch.float64)[[0, 0, 0, 1, 1, 2, 2, 3, 3, 3]]
-    both_engines(variant, X, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4]))
-    both_engines(variant, X[:1].expand(10, -1).contiguous(), torch.arange(10) // 2)
+    both_ways(variant, X, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4]))
+    both_ways(variant, X[:1].expand(10, -1).contiguous(), torch.arange(10) // 2)
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if "eps" in v[1]], ids=str)
@@ -256,10 +295,8 @@ def test_mining_is_strict(variant):
     """Eq. 11 and 12 with eps = 0 and ties: a pair equal to the hardest is not selected."""
     name, parameters = variant
     X = torch.eye(4, dtype=torch.float64)[[0, 0, 0, 1, 1, 2, 2, 3, 3, 3]]
-    both_engines(
-        (name, {**parameters, "eps": 0.0}), X, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
-    )
-    value, _ = both_engines(
+    both_ways((name, {**parameters, "eps": 0.0}), X, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4]))
+    value, _ = both_ways(
         (name, {**parameters, "eps": 0.0}), X[:1].expand(10, -1), torch.arange(10) // 2
     )
     assert value == 0
@@ -268,7 +305,7 @@ def test_mining_is_strict(variant):
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
 def test_single_sample(variant):
     X, _ = batch(m=1)
-    value, gradient = both_engines(variant, X, torch.tensor([7]))
+    value, gradient = both_ways(variant, X, torch.tensor([7]))
     assert value == 0
     assert (gradient == 0).all()
 
@@ -464,17 +501,16 @@ def test_a_batch_that_is_grouped_as_the_last_one_has_its_groups():
     assert [name for name, g in again.items() if g is last] == [*LABELS][:2]
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("by_rows", [False, True])
-def test_tiles_in_small_parts(variant, by_rows, monkeypatch):
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+@pytest.mark.parametrize("sweeps", [RowSweeps, SymmetricSweeps])
+def test_tiles_in_small_parts(variant, sweeps):
     X, labels = batch()
     loss = make(variant)
     expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
-    if by_rows:
-        monkeypatch.setattr("dml.gpw.global_loss.fits", lambda groups, tile: False)
     for pairs, tile in ((1, 8), (7, 100), (40, 8), (40, 100)):
-        monkeypatch.setattr("dml.gpw.engine.tiles.PAIRS", pairs)
-        value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=tile), X, labels)
+        in_parts = partial(sweeps, make_kernel=partial(choose_kernel, part_pairs=pairs))
+        fn = GlobalPairLoss(loss, tile=tile, kind=in_parts)
+        value, gradient = value_and_gradient(fn, X, labels)
         assert torch.allclose(value, expected, rtol=1e-12)
         assert relative_error(gradient, expected_gradient) < 1e-12
 

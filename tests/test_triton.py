@@ -1,5 +1,5 @@
 """The Triton kernels of the multi-similarity loss, without a GPU: interpreted for their results,
-compiled for what they would be on one. The oracle is the dense engine in float64."""
+compiled for what they would be on one. The oracle is the dense loss in float64."""
 
 import json
 import subprocess
@@ -12,10 +12,11 @@ from fleet import WORKERS, environment
 from torch.nn.functional import normalize
 
 from dml.gpw import GlobalPairLoss, dense_loss, make_loss
-from dml.gpw.engine.tiles import Negatives, block_statistics
+from dml.gpw.engine.general_kernel import GeneralKernel
+from dml.gpw.engine.rows import block_statistics
+from dml.gpw.engine.tiles import RowBlock
 from dml.gpw.global_loss import triton_problem
 from dml.gpw.grouping import Groups
-from dml.gpw.reference import whole
 
 KIB = 1024
 PARAMETERS = {
@@ -23,8 +24,8 @@ PARAMETERS = {
     "paper": ({"alpha": 2.0, "beta": 50.0, "lam": 1.0}, 0.1),
     "code": ({"alpha": 2.0, "beta": 40.0, "lam": 0.5}, 0.1),  # of the authors
 }
-SHIPPED = (64, 64, 16, 16)  # BLOCK_R, BLOCK_C, BLOCK_D, PARTS
-SMALL = (16, 16, 16, 2)  # a small batch has many blocks, too, and many tiles a part
+SHIPPED = (64, 64, 16, 16)  # BLOCK_R, BLOCK_C, BLOCK_D, column_parts
+SMALL = (16, 16, 16, 2)  # so that a small batch has several blocks, and several tiles per part
 
 
 def random(sizes, d):
@@ -66,7 +67,7 @@ def ties():
 BATCHES = {
     "m = 37, d = 19": (lambda: random([9, 1, 7, 5, 2, 13], d=19), 1, 16, SHIPPED),
     "several blocks": (lambda: random([40, 1, 46, 2, 3, 9], d=35), 1, 70, SHIPPED),
-    "several tiles a part": (lambda: batch(m=75, d=19, dtype=torch.float32), 1, 64, SMALL),
+    "several tiles per part": (lambda: batch(m=75, d=19, dtype=torch.float32), 1, 64, SMALL),
     "two processes": (lambda: random([9, 1, 7, 5, 2, 14], d=19), 2, 16, SMALL),
     "three processes": (lambda: random([9, 1, 7, 5, 2, 15], d=19), 3, 7, SMALL),
     "one class": (lambda: random([37], d=19), 1, 64, SMALL),
@@ -129,7 +130,9 @@ def test_statistics_are_those_of_the_streaming_engine(found, case):
     t, _ = found[case]
     X, labels = make()
     groups = Groups.of(labels)
-    expected = block_statistics(Negatives(loss, groups), whole(X @ X.T, groups), width=16)
+    S = (X @ X.T)[groups.order][:, groups.order]
+    block = RowBlock(S, torch.arange(len(X)), groups, erase_positives=False)
+    expected = block_statistics(loss, GeneralKernel(loss, groups), block, tile=16)
     assert list(t) == list(expected)
     for name, x in expected.items():
         assert t[name].dtype == x.dtype

@@ -1,10 +1,23 @@
-"""General Pair Weighting: every pair loss of the paper, dense and streaming.
+"""General Pair Weighting, the mathematics: every pair loss, its definition and its exact computation.
 
-- `losses`: each loss under its equation; `pair_loss`: mining in front of weighting
-- `algebra`: statistics that merge; `batch`: its layout; `tiles`: blocks of S and their tiles
-- `dense`: the reference with autograd; `streaming`: exact, without the m x m matrix, by the sweeps
-  of `rows`, `symmetric` or `whole`
-- `table`: Table 1 of the paper, computed
+What is computed:
+
+- `losses` (LOSSES, make_loss): each loss under its equation
+- `weighting` (Weighting, Mining, PairLoss): what a loss consists of; mining in front of weighting
+- `statistics` (Statistic, Side, Scope): row statistics that merge
+- `reference` (dense_loss, pair_weights): the loss from its definition, on the whole matrix
+
+How it is computed:
+
+- `checks` (input_problem, largest_similarity, check_batch): what a batch must be
+- `grouping` (Groups, GlobalBatch): the batch of all processes, grouped by class
+- `engine`: S in tiles
+- `global_loss` (GlobalPairLoss, triton_problem): the loss of all processes, as a module
+
+What is made of it:
+
+- `monitor` (PairReport, pair_report): which pairs a loss sees in a batch, for the journal
+- `table` (dependence, table): Table 1 of the paper, computed
 """
 
 from dml.gpw.global_loss import GlobalPairLoss

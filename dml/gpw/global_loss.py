@@ -1,10 +1,10 @@
-"""The streaming engine: the exact global loss and gradient without the m x m matrix.
+"""The exact loss of the global batch and its gradient, without the m x m matrix.
 
 W processes bring b rows each of a global batch of m = W b.
 
     all-gather the embeddings and labels                               X, m x d
     first sweep over the own rows of S = X X^T:  their statistics
-    all-gather the statistics, a few scalars a row
+    all-gather the statistics, a few scalars per row
     loss from the statistics
     second sweep:  G_ij + G_ji from S and the statistics of row i and of row j;
                    dL/dX_rows = 1/m (G + G^T) X
@@ -12,25 +12,24 @@ W processes bring b rows each of a global batch of m = W b.
 S is symmetric, so the part of the gradient that comes from the other anchors, G_ji, needs only
 their statistics: backward sends nothing. Memory is O(m d + tile m).
 
-The sweeps are those of `rows` for any batch, of `symmetric` for a process alone, and of `whole` where
-that has no more than a tile.
+How the sweeps are made is in `engine`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from dml.distributed.collectives import Wire
 from dml.distributed.precision import at_least_float32, full_precision
-from dml.gpw.engine.rows import RowSweeps
-from dml.gpw.engine.symmetric import SymmetricSweeps, fits
-from dml.gpw.engine.tiles import Memory
-from dml.gpw.engine.whole import WholeSweeps
-from dml.gpw.grouping import GlobalBatch, problem_of
+from dml.gpw.checks import input_problem
+from dml.gpw.engine.sweeps import MakeSweeps, Sweeps, choose_sweeps
+from dml.gpw.engine.workspace import Workspace
+from dml.gpw.grouping import GlobalBatch
 from dml.gpw.losses import MultiSimilarity
 from dml.gpw.statistics import Scope, Statistics
 from dml.gpw.weighting import PairLoss
@@ -44,17 +43,21 @@ class GlobalPairLoss(nn.Module):
         loss_fn = GlobalPairLoss(make_loss("multi_similarity"))
         loss_fn(embeddings, labels).backward()
 
-    Every process gives its own rows and gets the loss of the global batch, the same on all, and by
-    `backward` the gradient of its own rows. With reduction="mean" that gradient is right for
-    wrappers that average over processes (DDP, DeepSpeed), with "sum" for those that sum. Alone,
-    without torch.distributed, it is the same function.
+    Every process passes its own rows and gets the loss of the global batch, the same on all
+    processes; `backward` gives the gradient of its own rows. With reduction="mean" that gradient is
+    right for wrappers that average over processes (DDP, DeepSpeed), with "sum" for those that sum.
+    Without torch.distributed it is the same function of one process.
 
-    Embeddings are expected L2-normalised and taken as they are, as in `dense_loss`, to which it is
-    equal in value and gradient. Half precision is computed in float32. Gradients of gradients are
-    refused. `tile` is the number of rows, and of columns, worked on at a time: memory against speed;
-    below 32 the last bits of S may differ between the two sides of a pair. `kind` is what computes
-    the sweeps: "auto" is "triton" where that is possible (dml/gpw/triton_ms.py). `wire` counts what
-    was sent.
+    Embeddings are expected to be L2-normalised and are used as they are, as in `dense_loss`, to which
+    value and gradient are equal. Half precision is computed in float32. Gradients of gradients are
+    refused.
+
+    tile: the number of rows, and of columns, of S worked on at a time. More is faster and takes more
+        memory. Below 32 the last bits of S may differ between the two sides of a pair.
+    kind: what computes the sweeps. "streaming" is plain torch, "triton" has kernels for CUDA, "auto"
+        is "triton" where that is possible. A function that makes sweeps (`engine.sweeps`) is taken as
+        it is, for example `RowSweeps`.
+    wire: counts what was sent.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class GlobalPairLoss(nn.Module):
         loss: PairLoss,
         tile: int = 1024,
         reduction: Literal["mean", "sum"] = "mean",
-        kind: Kind = "auto",
+        kind: Kind | MakeSweeps = "auto",
     ) -> None:
         super().__init__()
         if not isinstance(loss, PairLoss):
@@ -74,29 +77,30 @@ class GlobalPairLoss(nn.Module):
                 f"reduction must be 'mean' (for wrappers that average gradients, such as DDP) or "
                 f"'sum', not {reduction!r}"
             )
-        if kind not in get_args(Kind):
-            raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, not {kind!r}")
+        if not callable(kind) and kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
         self.loss = loss
         self.kind = kind
         self.tile = tile
         self.reduction = reduction
         self.wire = Wire()
-        self.memory = Memory()
+        self.workspace = Workspace()
 
     def extra_repr(self) -> str:
         return f"{self.loss}, tile={self.tile}, reduction={self.reduction!r}, kind={self.kind!r}"
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        problem = problem_of(embeddings, labels)
+        problem = input_problem(embeddings, labels)
         self.wire.agree(describe(embeddings, labels) if problem is None else "", problem)
         X = at_least_float32(embeddings)
         dX = X.new_empty(X.shape) if X.requires_grad and torch.is_grad_enabled() else None
-        # inference: without what autograd does at every operation, and every tensor but dX is of it
+        # Inference mode saves what autograd does at every operation. dX is made outside of it, because
+        # autograd refuses tensors of inference mode.
         with full_precision(X.device), torch.inference_mode():
-            batch = GlobalBatch(X.detach(), labels, self.wire, self.memory.groups)
-            self.memory.groups = batch.groups
+            batch = GlobalBatch(X.detach(), labels, self.wire, self.workspace.groups)
+            self.workspace.groups = batch.groups
             sweeps = self.sweeps(batch)
-            value, t = gathered(self.loss, batch, sweeps.statistics(), self.wire)
+            value, t = share_statistics(self.loss, batch, sweeps.statistics(), self.wire)
             value = value.to(X.dtype)
             if dX is not None:
                 # Wrappers that average divide the gradient of the global loss by W; this restores it.
@@ -104,23 +108,13 @@ class GlobalPairLoss(nn.Module):
                 sweeps.gradient(t, scale / self.loss.divisor(batch.groups.m), out=dX)
         if dX is None:
             return value.clone()
-        dX = batch.in_batch_order(dX)
+        dX = batch.in_input_order(dX)
         attached: Tensor = KnownGradient.apply(X, value, dX)  # type: ignore[no-untyped-call]
         return attached
 
     def sweeps(self, batch: GlobalBatch) -> Sweeps:
-        if self.kind != "streaming":
-            problem = triton_problem(self.loss, batch.X.dtype, batch.X.device)
-            if problem is None:
-                from dml.gpw.engine.triton_ms import TritonSweeps
-
-                return TritonSweeps(self.loss, batch, self.tile)
-            if self.kind == "triton":
-                raise ValueError(problem)
-        if self.wire.size == 1 and fits(batch.groups, self.tile):
-            whole = WholeSweeps.of(self.loss, batch, self.tile, self.memory)
-            return whole or SymmetricSweeps(self.loss, batch, self.tile, self.memory)
-        return RowSweeps(self.loss, batch, self.tile, self.memory)
+        make = self.kind if callable(self.kind) else KINDS[self.kind]
+        return make(self.loss, batch, self.tile, self.workspace)
 
 
 def triton_problem(loss: PairLoss, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -139,25 +133,36 @@ def triton_problem(loss: PairLoss, dtype: torch.dtype, device: torch.device) -> 
     return None
 
 
-class Sweeps(Protocol):
-    """Two sweeps over the similarities of the own rows, and what is kept between them."""
+def triton_sweeps(loss: PairLoss, batch: GlobalBatch, tile: int, workspace: Workspace) -> Sweeps:
+    problem = triton_problem(loss, batch.X.dtype, batch.X.device)
+    if problem is not None:
+        raise ValueError(problem)
+    from dml.gpw.engine.triton_ms import TritonSweeps
 
-    def statistics(self) -> dict[str, Tensor]:
-        """Those of the own rows, and this process's share in those of the batch."""
+    return TritonSweeps(loss, batch, tile)
 
-    def gradient(self, t: Statistics, scale: float, out: Tensor) -> None:
-        """Of the own rows: scale sum_j (G_ij + G_ji) x_j with G = w_neg - w_pos, from the statistics
-        of all rows."""
+
+def fastest_sweeps(loss: PairLoss, batch: GlobalBatch, tile: int, workspace: Workspace) -> Sweeps:
+    problem = triton_problem(loss, batch.X.dtype, batch.X.device)
+    make = triton_sweeps if problem is None else choose_sweeps
+    return make(loss, batch, tile, workspace)
+
+
+KINDS: Mapping[str, MakeSweeps] = {
+    "auto": fastest_sweeps,
+    "streaming": choose_sweeps,
+    "triton": triton_sweeps,
+}
 
 
 def describe(embeddings: Tensor, labels: Tensor) -> str:
-    """What a process brings, for comparison with the others."""
+    """What a process passes, to be compared with the others."""
     shape = tuple(embeddings.shape)
     return f"{shape} {embeddings.dtype} with {tuple(labels.shape)} {labels.dtype}"
 
 
 class KnownGradient(torch.autograd.Function):
-    """A value whose gradient, dX, is known already."""
+    """A value whose gradient dX is already computed."""
 
     @staticmethod
     def forward(ctx: Any, X: Tensor, value: Tensor, dX: Tensor) -> Tensor:
@@ -171,22 +176,22 @@ class KnownGradient(torch.autograd.Function):
                 "GlobalPairLoss has no gradient of its gradient (create_graph=True); use dense_loss"
             )
         (dX,) = ctx.saved_tensors
-        is_one = grad.is_cpu and grad == 1  # a GPU would have to be waited for
+        is_one = grad.is_cpu and grad == 1  # on a GPU the comparison would wait for it
         return dX if is_one else grad * dX, None, None
 
 
-def gathered(
+def share_statistics(
     loss: PairLoss, batch: GlobalBatch, own: Statistics, wire: Wire
 ) -> tuple[Tensor, Statistics]:
-    """The loss, and the statistics of all m rows that its weights read. Sums over processes are
-    taken in their order, so all get the same bits."""
-    share = own["P"].new_zeros(()) if loss.of_batch else loss.sum_of_anchors(own)
-    total, *everyone = wire.gather(share.double(), *(own[name] for name in loss.read))
+    """The loss, and the statistics of all m rows that its weights use, from those of the own rows.
+    Sums over processes are taken in the order of ranks, so all processes get the same bits."""
+    own_sum = loss.sum_of_anchors(own) if loss.has_anchors else own["P"].new_zeros(())
+    sums, *gathered = wire.gather(own_sum.double(), *(own[n] for n in loss.shared_statistics))
     t = {}
-    for name, x in zip(loss.read, everyone, strict=True):
+    for name, x in zip(loss.shared_statistics, gathered, strict=True):
         if loss.scopes[name] is Scope.BATCH:
             t[name] = x.sum(0)
         else:
-            t[name] = batch.of_all_rows(x)
-    value = loss.weighting.value(t) if loss.of_batch else total.sum() / batch.groups.m
+            t[name] = batch.in_grouped_order(x)
+    value = sums.sum() / batch.groups.m if loss.has_anchors else loss.weighting.value(t)
     return value, t

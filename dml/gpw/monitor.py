@@ -1,6 +1,7 @@
 """What a loss sees in a batch: which pairs it selects, how similar they are, how it weights them.
 
-For the journal, now and then: two more sweeps over the batch, as costly as the loss itself.
+It is meant for the journal, once in many steps: it takes two more sweeps over the batch, as long as
+the loss itself.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from dml.distributed.collectives import Wire
 from dml.distributed.precision import at_least_float32, full_precision
+from dml.gpw.engine.general_kernel import GeneralKernel
 from dml.gpw.engine.rows import RowSweeps
-from dml.gpw.engine.tiles import Memory, Negatives, of_rows, part
-from dml.gpw.global_loss import gathered
+from dml.gpw.engine.views import against_negatives, against_positives, select
+from dml.gpw.engine.workspace import Workspace
+from dml.gpw.global_loss import share_statistics
 from dml.gpw.grouping import GlobalBatch
-from dml.gpw.statistics import Side, masked
+from dml.gpw.statistics import masked
 from dml.gpw.weighting import PairLoss
 
 BINS = 64
@@ -27,7 +30,7 @@ LOG_WEIGHTS = (-12.0, 2.0)  # powers of ten
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts in BINS equal bins; what lies outside is counted in the first or last."""
+    """Counts in BINS equal bins; values outside are counted in the first or the last."""
 
     low: float
     high: float
@@ -39,8 +42,8 @@ class PairReport:
     """A pair is selected by mining, or without mining if its weight w_ij = |dL/dS_ij| is not zero."""
 
     anchors: float  # the share of anchors with a selected pair
-    positives: float  # selected positives an anchor
-    negatives: float
+    positives: float  # selected positives per anchor
+    negatives: float  # selected negatives per anchor
     positive_similarities: Histogram
     negative_similarities: Histogram
     weights: Histogram  # log10 of those above zero
@@ -71,31 +74,29 @@ def pair_report(
 def _counts(loss: PairLoss, batch: GlobalBatch, tile: int, wire: Wire) -> Iterator[Tensor]:
     """For every block of own rows: anchors with a selected pair, selected positives, selected
     negatives, and the three histograms."""
-    sweeps = RowSweeps(loss, batch, tile, Memory())
-    of_pairs = Negatives(loss, batch.groups)
-    _, t = gathered(loss, batch, sweeps.statistics(), wire)
-    known = of_pairs.known(t)
+    sweeps = RowSweeps(loss, batch, tile, Workspace())
+    _, t = share_statistics(loss, batch, sweeps.statistics(), wire)
+    weights_of = GeneralKernel(loss, batch.groups).prepare_weights(t)
     for block in sweeps.blocks():
-        own = part(loss, known, block.rows)
-
-        rows = of_rows(loss, own, Side.POSITIVE)
-        S, valid = block.S_pos, block.classes.valid
-        w = masked(loss.positive_weight(S, rows), valid, 0)
+        of_rows = select(loss, t, block.rows)
+        S, valid, known = block.S_pos, block.slots.valid, against_positives(loss, of_rows)
+        w = masked(loss.positive_weight(S, known), valid, 0)
         selected = w > 0
         if loss.mining is not None:
-            selected = loss.mining.select_positive(S, rows) & valid
+            selected = loss.mining.select_positive(S, known) & valid
         live, positives = selected.any(1), selected.sum()
         negatives = torch.zeros_like(positives)
         similar, weights = histogram(S[valid], SIMILARITIES), log_histogram(w)
         dissimilar = torch.zeros_like(similar)
 
-        rows = of_rows(loss, own, Side.NEGATIVE)
-        for _, S, keep in block.negatives(tile):
-            w = of_pairs.weigh(S, keep, rows)
+        known = against_negatives(loss, of_rows)
+        for each in block.tiles(tile):
+            S, keep = each.S, each.keep
+            w = weights_of.weigh_rows(S, keep, block.rows)
             selected = w > 0
             if loss.mining is not None:
-                mined = loss.mining.select_negative(S, rows)
-                selected = masked(masked(mined, keep, False), rows.get("anchor"), False)
+                mined = masked(loss.mining.select_negative(S, known), keep, False)
+                selected = masked(mined, weights_of.is_anchor_of(block.rows), False)
             live |= selected.any(1)
             negatives += selected.sum()
             dissimilar += histogram(S[S > -torch.inf if keep is None else keep], SIMILARITIES)

@@ -1,4 +1,8 @@
-"""The dense engine: the whole similarity matrix and plain autograd. The readable reference."""
+"""The dense loss from its definition: two masks, the whole matrix S, plain autograd.
+
+It shares no code with the engine, so that it is an oracle for it. It takes O(m^2) memory, and
+O(m^3) for the triplet loss, which compares every positive with every negative.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +10,20 @@ import torch
 from torch import Tensor
 
 from dml.distributed.precision import at_least_float32, full_precision
-from dml.gpw.engine.tiles import Block, Negatives, block_statistics, of_rows
-from dml.gpw.grouping import Groups, check_batch
-from dml.gpw.statistics import Side, masked
+from dml.gpw.checks import check_batch
+from dml.gpw.statistics import Scope, Side, Statistics
 from dml.gpw.weighting import PairLoss
 
 
 def dense_loss(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> Tensor:
     """The loss of a batch, differentiable by autograd.
 
-    Embeddings are expected L2-normalised. They are taken as they are: if they are not, S is their
-    dot product, and value and gradient are exact for that S.
+    Embeddings are expected to be L2-normalised. They are used as they are: S is their dot product,
+    and value and gradient are exact for that S.
     """
     check_batch(embeddings, labels)
     with full_precision(embeddings.device):
         return loss_of_similarities(loss, similarities(embeddings), labels)
-
-
-def loss_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> Tensor:
-    """L(S, y), for any m x m matrix S."""
-    groups = Groups.of(labels)
-    t = block_statistics(Negatives(loss, groups), whole(S, groups), width=groups.m)
-    value = loss.weighting.value(t) if loss.of_batch else loss.sum_of_anchors(t) / groups.m
-    return value.to(S.dtype)
 
 
 @torch.no_grad()
@@ -44,25 +39,46 @@ def similarities(embeddings: Tensor) -> Tensor:
     return X @ X.T
 
 
+def loss_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> Tensor:
+    """L(S, y), for any m x m matrix S."""
+    t = statistics(loss, S, pair_masks(labels))
+    value = loss.sum_of_anchors(t) / len(S) if loss.has_anchors else loss.weighting.value(t)
+    return value.to(S.dtype)
+
+
 @torch.no_grad()
 def weights_of_similarities(loss: PairLoss, S: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    groups = Groups.of(labels)
-    block = whole(S, groups)
-    negatives = Negatives(loss, groups)
-    t = block_statistics(negatives, block, width=groups.m)
-    w = loss.positive_weight(block.S_pos, of_rows(loss, t, Side.POSITIVE))
-    w = masked(w, block.classes.valid, 0)
-    w_pos = torch.zeros_like(S).scatter_add(1, block.classes.slots, w)
-
-    ((_, S_neg, keep),) = block.negatives(width=groups.m)
-    rows = of_rows(loss, negatives.known(t), Side.NEGATIVE)
-    w_neg = negatives.weigh(S_neg, keep, rows)
-
-    back = groups.order.argsort()
-    w_pos, w_neg = (w[back][:, back] / loss.divisor(groups.m) for w in (w_pos, w_neg))
-    return w_pos, w_neg
+    """dL/dS = w_neg - w_pos, for any m x m matrix S."""
+    masks = pair_masks(labels)
+    t = statistics(loss, S, masks)
+    w_pos = loss.positive_weight(S, against(loss, t, Side.POSITIVE))
+    w_neg = loss.negative_weight(S, against(loss, t, Side.NEGATIVE))
+    w_pos = torch.where(masks[Side.POSITIVE], w_pos, 0)
+    w_neg = torch.where(masks[Side.NEGATIVE], w_neg, 0)
+    if loss.has_anchors:  # a sample without a positive is no anchor
+        w_neg = torch.where(masks[Side.POSITIVE].any(1, keepdim=True), w_neg, 0)
+    return w_pos / loss.divisor(len(S)), w_neg / loss.divisor(len(S))
 
 
-def whole(S: Tensor, groups: Groups) -> Block:
-    rows = torch.arange(groups.m, device=S.device)
-    return Block(S[groups.order][:, groups.order], rows, groups)
+def pair_masks(labels: Tensor) -> dict[Side, Tensor]:
+    """Which entries of S are pairs: positives are of the same class and not the sample itself,
+    negatives of another class."""
+    same = labels[:, None] == labels
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    return {Side.POSITIVE: same & ~itself, Side.NEGATIVE: ~same}
+
+
+def statistics(loss: PairLoss, S: Tensor, masks: dict[Side, Tensor]) -> dict[str, Tensor]:
+    """All statistics, stage by stage, each of the whole matrix at once."""
+    t: dict[str, Tensor] = {}
+    for side, stage in loss.stages:
+        known = against(loss, t, side)
+        t |= {name: s.finish(s.reduce(S, masks[side], known)) for name, s in stage.items()}
+    return t
+
+
+def against(loss: PairLoss, t: Statistics, side: Side) -> Statistics:
+    """The statistics in shapes that broadcast against S. Those of positive pairs are m x m already; a
+    negative pair sees all of its anchor's, as m x 1 x m."""
+    unchanged = {Scope.BATCH, Scope.POSITIVE_PAIR} if side is Side.POSITIVE else {Scope.BATCH}
+    return {n: x if loss.scopes[n] in unchanged else x.unsqueeze(1) for n, x in t.items()}

@@ -1,10 +1,11 @@
-"""Statistics of an anchor's pairs that merge, so that a loss is written once and runs on any tiling.
+"""Row statistics that merge: what a loss knows about an anchor without seeing a whole row of S.
 
-A statistic reduces the similarities of an anchor's positive or negative pairs. It is computed on a
-tile (`of`), joined with that of another tile of the same rows (`merge`), and turned into a number
-(`finish`). The dense engine sees one tile, the streaming engine many; the result is the same.
+A statistic reduces the similarities of an anchor's positive or negative pairs. It reduces one tile to
+a partial result (`reduce`), merges the partial results of two tiles of the same rows (`merge`), and
+turns the last one into a number (`finish`). The reference reduces the whole matrix at once, the
+engine many tiles; the result is the same.
 
-Shapes: R rows (anchors), C pairs of a row in a tile, K slots for the positives of a row, B bins.
+Shapes: R rows (anchors), C pairs of a row in a tile, K slots for the positives of a row.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import torch
 from torch import Tensor
 
 Statistics = Mapping[str, Tensor]
-# What a statistic reduces, or a weight: a function of S and of the statistics known so far, which
-# arrive in a shape that broadcasts against S.
+# A function of S and of the statistics of earlier stages, which arrive in a shape that broadcasts
+# against S.
 Term = Callable[[Tensor, Statistics], Tensor]
-# Partial results of a statistic; a log-sum-exp needs two tensors.
-State = tuple[Tensor, ...]
+# The partial result of a statistic; that of a log-sum-exp consists of two tensors.
+Partial = tuple[Tensor, ...]
 
 
 class Side(Enum):
@@ -35,7 +36,7 @@ class Side(Enum):
 
 
 class Scope(Enum):
-    """What a statistic belongs to, and so its shape: (R,), (R, K), or one for the whole batch."""
+    """What a statistic belongs to, and so its shape: (R,), (R, K), or any shape, once per batch."""
 
     ANCHOR = "anchor"
     POSITIVE_PAIR = "positive pair"
@@ -46,17 +47,17 @@ class Statistic(ABC):
     """A mergeable reduction. `keep` says which pairs count; None means all of them."""
 
     scope: ClassVar[Scope] = Scope.ANCHOR
-    # whether a pair counts alike from both of its sides: of(S) is of(S^T)
-    mirrored: ClassVar[bool] = False
+    # Whether reduce(S) equals reduce(S^T), so that a tile need be reduced only once for both sides.
+    symmetric: ClassVar[bool] = False
 
     @abstractmethod
-    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State: ...
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial: ...
 
     @abstractmethod
-    def merge(self, a: State, b: State) -> State: ...
+    def merge(self, a: Partial, b: Partial) -> Partial: ...
 
-    def finish(self, state: State) -> Tensor:
-        return state[0]
+    def finish(self, partial: Partial) -> Tensor:
+        return partial[0]
 
 
 def masked(x: Tensor, keep: Tensor | None, otherwise: float) -> Tensor:
@@ -64,8 +65,8 @@ def masked(x: Tensor, keep: Tensor | None, otherwise: float) -> Tensor:
 
 
 def above(S: Tensor, threshold: Tensor) -> Tensor:
-    """S where it is above the threshold, -inf elsewhere; without a mask, which would take longer
-    than all else that is done to a tile."""
+    """S where it is above the threshold, -inf elsewhere. Boolean masks are not used: torch does not
+    vectorise them, and they would take longer than everything else that is done to a tile."""
     penalty = torch.threshold_(S.detach() - threshold, 0, -torch.inf)
     return penalty.clamp_(max=0).add_(S)
 
@@ -74,10 +75,10 @@ def above(S: Tensor, threshold: Tensor) -> Tensor:
 class Minimum(Statistic):
     """min S; +inf where there is no pair."""
 
-    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
         return (masked(S, keep, torch.inf).amin(-1),)
 
-    def merge(self, a: State, b: State) -> State:
+    def merge(self, a: Partial, b: Partial) -> Partial:
         return (torch.minimum(a[0], b[0]),)
 
 
@@ -85,17 +86,17 @@ class Minimum(Statistic):
 class Maximum(Statistic):
     """max S; -inf where there is no pair."""
 
-    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
         return (masked(S, keep, -torch.inf).amax(-1),)
 
-    def merge(self, a: State, b: State) -> State:
+    def merge(self, a: Partial, b: Partial) -> Partial:
         return (torch.maximum(a[0], b[0]),)
 
 
 class Additive(Statistic):
-    """A statistic whose parts add up."""
+    """A statistic whose partial results are added."""
 
-    def merge(self, a: State, b: State) -> State:
+    def merge(self, a: Partial, b: Partial) -> Partial:
         return (a[0] + b[0],)
 
 
@@ -105,7 +106,7 @@ class Sum(Additive):
 
     term: Term
 
-    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
         return (masked(self.term(S, t), keep, 0).sum(-1),)
 
 
@@ -113,14 +114,14 @@ class Sum(Additive):
 class Count(Additive):
     """The number of pairs."""
 
-    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
         if keep is None:
             return (S.new_full(S.shape[:-1], S.shape[-1]),)
         return (keep.sum(-1, dtype=S.dtype),)
 
 
-# e^LEAST vanishes beside 1 in every precision, and is far from the denormal numbers, with which
-# exp and a product are up to a hundred times slower.
+# e^LEAST is negligible beside 1 in every precision, and far above the denormal numbers, with which
+# exp and matrix products are up to a hundred times slower.
 LEAST = -70.0
 
 
@@ -136,13 +137,13 @@ class Exponent:
 class LogSumExp(Statistic):
     """log sum e^{scale S + shift}; -inf where there is no pair.
 
-    The state is (maximum, sum relative to it), without the shift. Terms below e^LEAST of the maximum
-    are taken for e^LEAST.
+    The partial result is (maximum, sum relative to the maximum), without the shift. Terms below
+    e^LEAST of the maximum count as e^LEAST.
     """
 
     exponent: Exponent
 
-    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
         scale = self.exponent.scale
         S = masked(S, keep, -math.copysign(torch.inf, scale))
         best = S.detach().amax(-1) if scale > 0 else S.detach().amin(-1)
@@ -150,50 +151,49 @@ class LogSumExp(Statistic):
         x = torch.add(-finite(top)[..., None], S, alpha=scale)
         return top, x.clamp_(min=LEAST).exp_().sum(-1)
 
-    def merge(self, a: State, b: State) -> State:
-        if a[0].data_ptr() == b[0].data_ptr():  # relative to the same
-            return a[0], a[1] + b[1]
+    def merge(self, a: Partial, b: Partial) -> Partial:
         top = torch.maximum(a[0], b[0])
         scale_a, scale_b = torch.exp(a[0] - finite(top)), torch.exp(b[0] - finite(top))
-        return top, (a[1] * scale_a + b[1] * scale_b).to(a[1].dtype)
+        return top, a[1] * scale_a + b[1] * scale_b
 
-    def finish(self, state: State) -> Tensor:
-        top, total = state  # without a pair the one is -inf, or the other 0
-        lse = (top + total.log() + self.exponent.shift).to(total.dtype)
-        return torch.where(total > 0, lse, -torch.inf)
+    def finish(self, partial: Partial) -> Tensor:
+        top, total = partial  # top is -inf where there is no pair
+        return top + total.log() + self.exponent.shift
 
 
 def finite(top: Tensor) -> Tensor:
-    """The maximum to subtract: not -inf for an empty row, where -inf - (-inf) would not be a number."""
+    """The maximum to subtract. For an empty row it is not -inf, because -inf - (-inf) is NaN."""
     return top.clamp(min=torch.finfo(top.dtype).min)
 
 
 @dataclass(frozen=True)
 class Collect(Statistic):
-    """The similarities of the positive pairs themselves, a slot each; +inf in an empty slot."""
+    """The similarities of the positive pairs, one per slot; +inf in an empty slot."""
 
     scope: ClassVar[Scope] = Scope.POSITIVE_PAIR
 
-    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
         return (masked(S, keep, torch.inf),)
 
-    def merge(self, a: State, b: State) -> State:
-        raise AssertionError("the positives of a row always come in one piece")
+    def merge(self, a: Partial, b: Partial) -> Partial:
+        raise AssertionError(
+            "all positives of a row are reduced at once, so there is nothing to merge"
+        )
 
 
 @dataclass(frozen=True)
 class SumPerPositive(Additive):
-    """sum over an anchor's negatives of term(S_an, S_ap), for every one of its positives p.
+    """sum over an anchor's negatives n of term(S_an, S_ap), for each of its positives p.
 
-    `positives` names the statistic that collected S_ap. One positive at a time: they are few, and
-    an R x C x K tensor is not.
+    `positives` names the statistic that collected S_ap. The loop takes one positive at a time: there
+    are few of them, and a tensor of R x C x K would be large.
     """
 
     positives: str
     term: Callable[[Tensor, Tensor], Tensor]
     scope: ClassVar[Scope] = Scope.POSITIVE_PAIR
 
-    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
         sums = [
             masked(self.term(S, S_ap), keep, 0).sum(-1) for S_ap in t[self.positives].unbind(-1)
         ]
@@ -203,13 +203,13 @@ class SumPerPositive(Additive):
 @dataclass(frozen=True)
 class Histogram(Additive):
     """The soft histogram of S on `bins` nodes t_r = -1 + r Delta, not yet divided by the number of
-    pairs (which is its sum: a pair gives 1 in all, shared by the two nodes around it)."""
+    pairs. That number is its sum: a pair adds 1, divided between the two nodes around it."""
 
     bins: int
     scope: ClassVar[Scope] = Scope.BATCH
-    mirrored: ClassVar[bool] = True
+    symmetric: ClassVar[bool] = True
 
-    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
         cell, share = self.locate(S)
         # float64: a float32 bin stops counting at 16 million pairs, a batch of 4,096
         upper = masked(share.double(), keep, 0).flatten()
@@ -218,9 +218,9 @@ class Histogram(Additive):
         return (nodes.index_add(0, cell.flatten(), lower).index_add(0, cell.flatten() + 1, upper),)
 
     def locate(self, S: Tensor) -> tuple[Tensor, Tensor]:
-        """The p with S in [t_p, t_p+1], and how far into it S lies, from 0 to 1.
+        """The p with S in [t_p, t_p+1], and the position of S in that interval, from 0 to 1.
 
-        Rounding can carry S beyond 1; such a pair is counted at the end, with the slope inside.
+        Rounding can carry S beyond 1; such a pair is counted in the last interval, with its slope.
         """
         S = S + (S.clamp(-1, 1) - S).detach()
         place = (S + 1) * ((self.bins - 1) / 2)
@@ -230,9 +230,9 @@ class Histogram(Additive):
 
 @dataclass(frozen=True)
 class Selected(Statistic):
-    """A statistic of the selected pairs only: how mining goes in front of a weighting.
+    """A statistic of the selected pairs only; with it, mining stands in front of a weighting.
 
-    threshold: for pairs that are selected by being above it, where a pair at -inf does not count.
+    threshold: given if the selected pairs are those above it and the statistic ignores S = -inf.
     """
 
     statistic: Statistic
@@ -243,14 +243,14 @@ class Selected(Statistic):
     def scope(self) -> Scope:  # type: ignore[override]
         return self.statistic.scope
 
-    def of(self, S: Tensor, keep: Tensor | None, t: Statistics) -> State:
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
         if self.threshold is not None and keep is None:
-            return self.statistic.of(above(S, self.threshold(t)), None, t)
+            return self.statistic.reduce(above(S, self.threshold(t)), None, t)
         selected = self.select(S, t)
-        return self.statistic.of(S, selected if keep is None else keep & selected, t)
+        return self.statistic.reduce(S, selected if keep is None else keep & selected, t)
 
-    def merge(self, a: State, b: State) -> State:
+    def merge(self, a: Partial, b: Partial) -> Partial:
         return self.statistic.merge(a, b)
 
-    def finish(self, state: State) -> Tensor:
-        return self.statistic.finish(state)
+    def finish(self, partial: Partial) -> Tensor:
+        return self.statistic.finish(partial)

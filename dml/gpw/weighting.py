@@ -28,25 +28,47 @@ from dml.gpw.statistics import (
     above,
 )
 
-# Statistics of one side that are computed in one sweep over the pairs. A statistic may read those
-# of the stages before it.
+# Statistics of one side that are computed in the same sweep over the pairs. A statistic may use those
+# of earlier stages.
 Stage = tuple[Side, Mapping[str, Statistic]]
 
 
 class Weighting(ABC):
     """How the pairs of an anchor are weighted; each loss of the paper is one of these.
 
-    Where the order does not matter the negative stage comes first: mining then shares its sweep.
+    Where the order of the stages does not matter, the negative one comes first: mining then shares
+    its sweep.
+
+    Every weighting states two things that have no default. Both are only used by the engine, so a
+    wrong default would give wrong gradients and pass the tests of the equation:
+
+    - ignores_minus_inf: whether a negative pair with S = -inf counts as no pair, in the statistics
+      and in its weight. If so, the engine marks pairs that are not negative by S = -inf, which is
+      much faster than a mask.
+    - shared_statistics: the statistics that the weights use. The weight of a pair uses those of
+      both of its anchors, so other processes must know them.
     """
 
-    # A loss of scope ANCHOR is the mean over the m anchors of the batch (Eq. 15 and 16; where the
-    # paper writes the sum over anchors we take the mean too, so that a learning rate means the
-    # same for any batch size). A loss of scope BATCH divides by itself.
+    # A loss of scope ANCHOR is the mean over the m anchors of the batch (Eq. 15 and 16). Where the
+    # paper writes the sum over anchors we take the mean too, so that a learning rate has the same
+    # effect for any batch size. A loss of scope BATCH does its own division.
     scope: ClassVar[Scope] = Scope.ANCHOR
-    # Whether a negative pair with S = -inf is as good as none, in the statistics and in its weight.
-    vanishes: ClassVar[bool] = True
-    # The statistics that the weights read: those of all anchors, so other processes must know them.
-    read: ClassVar[tuple[str, ...]]
+    ignores_minus_inf: ClassVar[bool]
+    shared_statistics: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not isinstance(getattr(cls, "ignores_minus_inf", None), bool):
+            raise TypeError(
+                f"{cls.__name__} must state ignores_minus_inf: True if a negative pair with S = -inf "
+                "counts as no pair in its statistics and weights, otherwise False"
+            )
+        names = getattr(cls, "shared_statistics", None)
+        if not (isinstance(names, tuple) and all(isinstance(name, str) for name in names)):
+            raise TypeError(
+                f"{cls.__name__} must state shared_statistics: a tuple of the names of the statistics "
+                "that its weights use; () if they use none"
+            )
 
     @abstractmethod
     def stages(self) -> tuple[Stage, ...]: ...
@@ -76,17 +98,17 @@ class Mining:
         return t["min_positive"] - self.eps
 
     # Eq. 12:  S_ij < max_{y_k != y_i} S_ik + eps
-    # With eps on the left, where Eq. 11 has it, both conditions round alike: an anchor with a
-    # selected negative has a selected positive, and the other way round.
+    # With eps on the left, as in Eq. 11, both conditions round in the same way: an anchor has a
+    # selected positive if and only if it has a selected negative.
     def select_positive(self, S: Tensor, t: Statistics) -> Tensor:
         return S - self.eps < t["max_negative"]
 
-    def before(self, stages: tuple[Stage, ...], vanishes: bool) -> tuple[Stage, ...]:
-        """These stages on the selected pairs. The negative side needs only the minimum positive,
-        so the maximum negative and a weighting's first negative statistics share one sweep."""
+    def before(self, stages: tuple[Stage, ...], ignores_minus_inf: bool) -> tuple[Stage, ...]:
+        """These stages on the selected pairs. The negative side needs only the minimum positive, so
+        the maximum negative and a weighting's first negative statistics share one sweep."""
         select = {
             Side.POSITIVE: (self.select_positive, None),
-            Side.NEGATIVE: (self.select_negative, self.threshold if vanishes else None),
+            Side.NEGATIVE: (self.select_negative, self.threshold if ignores_minus_inf else None),
         }
         mined: list[Stage] = [
             (side, {name: Selected(s, *select[side]) for name, s in statistics.items()})
@@ -111,7 +133,7 @@ class PairLoss:
     mining: Mining | None
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickled by its fields alone: what is cached below holds functions that cannot be."""
+        """Pickle the fields alone: the cached properties hold functions that cannot be pickled."""
         return PairLoss, (self.name, self.weighting, self.mining)
 
     @cached_property
@@ -120,33 +142,33 @@ class PairLoss:
         stages = (*self.weighting.stages(), (Side.POSITIVE, {"P": Count()}))
         if self.mining is None:
             return stages
-        return self.mining.before(stages, self.weighting.vanishes)
+        return self.mining.before(stages, self.weighting.ignores_minus_inf)
 
     @cached_property
     def scopes(self) -> dict[str, Scope]:
         return {name: s.scope for _, statistics in self.stages for name, s in statistics.items()}
 
     @cached_property
-    def read(self) -> tuple[str, ...]:
-        """The statistics that the weights read."""
+    def shared_statistics(self) -> tuple[str, ...]:
+        """The statistics that the weights use, with those of mining."""
         mining = () if self.mining is None else ("min_positive", "max_negative")
-        return (*mining, *self.weighting.read)
+        return (*mining, *self.weighting.shared_statistics)
 
     @property
-    def of_batch(self) -> bool:
-        """Whether the loss is one of the whole batch, not the mean of its anchors'."""
-        return self.weighting.scope is Scope.BATCH
+    def has_anchors(self) -> bool:
+        """Whether the loss is a mean over anchors; otherwise it is one number of the whole batch."""
+        return self.weighting.scope is not Scope.BATCH
 
     def divisor(self, m: int) -> int:
         """What the weights of a batch of m are divided by."""
-        return 1 if self.of_batch else m
+        return m if self.has_anchors else 1
 
     def sum_of_anchors(self, t: Statistics) -> Tensor:
-        """The sum of the losses of some anchors. One without a (selected) positive contributes
-        zero: it has nothing to be closer to than its negatives.
+        """The sum of the losses of some anchors. An anchor without a (selected) positive contributes
+        zero.
 
-        Such anchors are left out by index: multiplied by zero, an infinity in their gradient
-        would still become a NaN.
+        Such anchors are left out by index. If they were multiplied by zero instead, an infinity in
+        their gradient would become NaN.
         """
         live = t["P"].nonzero()[:, 0]
         return self.weighting.value({name: x.index_select(0, live) for name, x in t.items()}).sum()
@@ -160,7 +182,7 @@ class PairLoss:
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
         if self.mining is None:
             return self.weighting.negative_weight(S, t)
-        if self.weighting.vanishes:
+        if self.weighting.ignores_minus_inf:
             return self.weighting.negative_weight(above(S, self.mining.threshold(t)), t)
         w = self.weighting.negative_weight(S, t)
         return torch.where(self.mining.select_negative(S, t), w, 0)

@@ -27,10 +27,12 @@ SIXTEEN = [["tt.divisibility", 16]]  # how Triton notes d = 512, and where torch
 
 
 def compile_for(kernel, capability):
-    signature = {name: TYPES.get(name, "*fp32") for name in kernel.arg_names}
+    sizes = triton_ms.Blocks().sizes
+    types = {**TYPES, **dict.fromkeys(sizes, "constexpr")}
+    signature = {name: types.get(name, "*fp32") for name in kernel.arg_names}
     divisible = {(i,): SIXTEEN for i, name in enumerate(signature) if name in ("X", "d")}
     return triton.compile(
-        ASTSource(kernel, signature, attrs=divisible),
+        ASTSource(kernel, signature, sizes, divisible),
         target=GPUTarget("cuda", capability, 32),
         options=triton_ms.OPTIONS,
     )

@@ -7,9 +7,8 @@ take turns here. Without a GPU it needs TRITON_INTERPRET=1.
 import sys
 
 import torch
-import triton.language as tl
 
-from dml.gpw.engine import triton_ms
+from dml.gpw.engine.triton_ms import Blocks, TritonSweeps
 from dml.gpw.grouping import GlobalBatch
 
 
@@ -25,20 +24,18 @@ class Turn:
 
 def sweeps(loss, X, labels, W, tile, blocks):
     """The statistics of all rows, grouped, and dL/dX in the order of the batch."""
-    *sizes, triton_ms.PARTS = blocks
-    triton_ms.BLOCK_R, triton_ms.BLOCK_C, triton_ms.BLOCK_D = map(tl.constexpr, sizes)
     turns = [Turn(rank, W, X, labels) for rank in range(W)]
     batches = [GlobalBatch(X, labels, turn) for turn in turns]
-    processes = [triton_ms.TritonSweeps(loss, batch, tile) for batch in batches]
+    processes = [TritonSweeps(loss, batch, tile, Blocks(*blocks)) for batch in batches]
     t = {}
     for batch, process in zip(batches, processes, strict=True):
         for name, own in process.statistics().items():
             t.setdefault(name, torch.full((len(X),), torch.nan))[batch.own_rows] = own
-    read = {name: t[name] for name in loss.read}
+    shared = {name: t[name] for name in loss.shared_statistics}
     parts = [torch.full((len(X) // W, X.shape[1]), torch.nan) for _ in range(W)]
     for process, dX in zip(processes, parts, strict=True):
-        process.gradient(read, 1 / loss.divisor(len(X)), out=dX)
-    return t, torch.cat([b.in_batch_order(dX) for b, dX in zip(batches, parts, strict=True)])
+        process.gradient(shared, 1 / loss.divisor(len(X)), out=dX)
+    return t, torch.cat([b.in_input_order(dX) for b, dX in zip(batches, parts, strict=True)])
 
 
 def main(cases, out):

@@ -1,1 +1,29 @@
-"""How the loss is computed: S in tiles, never whole."""
+"""How the loss is computed: S is cut into tiles, and only a bounded part of it is held at a time.
+
+A step makes two sweeps over the similarities of this process's rows. The first reduces them to row
+statistics. The processes exchange these (`global_loss`), and the second sweep turns the similarities
+into weights, in place, and these into the gradient of the embeddings.
+
+- The sweeps decide which part of S is computed when. Blocks of rows serve any batch; a process alone
+  uses the symmetry of S; a small batch of one process is a single tile.
+- A kernel decides what is done to a tile of negatives, where the time goes: the general one serves
+  any loss through its statistics and weights, the other computes mined multi-similarity in place.
+  The positives of an anchor are few. They are read by index into slots, without tiles.
+- Both are chosen once per step from the loss and the batch, and both can be given instead:
+  `GlobalPairLoss(loss, kind=RowSweeps)`, `partial(RowSweeps, make_kernel=GeneralKernel.of)`.
+
+The modules, from the ground up:
+
+- `workspace` (Workspace): what one step leaves for the next: buffers, and the last grouping
+- `tiles` (RowBlock, Tile, PositiveSlots, spans, row_parts): cutting S
+- `views` (select, concatenate, against_positives, against_negatives, of_columns, of_partners):
+  statistics in the shapes of a tile
+- `general_kernel` (GeneralKernel): a tile of any loss, through its statistics and weights
+- `ms_kernel` (MsKernel): a tile of mined multi-similarity, in place
+- `kernel` (TileKernel, TileStatistics, TileWeights, choose_kernel): what a kernel is, and which one
+- `rows` (RowSweeps): sweeps over blocks of rows, for any batch
+- `symmetric` (SymmetricSweeps): sweeps over half of S, for a process alone
+- `one_tile` (OneTileSweeps): mined multi-similarity of a batch that is a single tile
+- `triton_ms` (TritonSweeps): multi-similarity in Triton, with S on the chip
+- `sweeps` (Sweeps, choose_sweeps): what sweeps are, and which ones
+"""

@@ -5,7 +5,9 @@
                                   statistics of row i and of row j;
                                   dX_rows = (G + G^T) X
 
-S is kept from the first sweep to the second where it is small, and computed twice where it is not.
+S is kept from the first sweep to the second if it is small, and computed twice if it is not.
+
+Shapes: m samples, b own rows, R rows of a block, C columns of a tile, K slots (largest class).
 """
 
 from __future__ import annotations
@@ -16,71 +18,91 @@ import torch
 from torch import Tensor
 
 from dml.cost import KEPT_SIMILARITIES, rows_at_a_time
-from dml.gpw.engine.fused import negatives_of
-from dml.gpw.engine.tiles import (
-    Block,
-    Memory,
-    block_statistics,
-    joined,
-    of_columns,
-    of_partners,
-    of_rows,
-    part,
-    spans,
-)
+from dml.gpw.engine.kernel import MakeKernel, TileKernel, choose_kernel, merged
+from dml.gpw.engine.tiles import RowBlock, spans
+from dml.gpw.engine.views import against_positives, concatenate, of_partners, select
+from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import GlobalBatch
 from dml.gpw.statistics import Side, Statistics, masked
 from dml.gpw.weighting import PairLoss
 
 
 class RowSweeps:
-    """The two sweeps of a process over its own rows."""
+    """The two sweeps of a process over its own rows.
 
-    def __init__(self, loss: PairLoss, batch: GlobalBatch, tile: int, memory: Memory) -> None:
+    kept_bytes: S is kept between the sweeps if it takes at most so many bytes.
+    """
+
+    def __init__(
+        self,
+        loss: PairLoss,
+        batch: GlobalBatch,
+        tile: int,
+        workspace: Workspace,
+        kept_bytes: int = KEPT_SIMILARITIES,
+        make_kernel: MakeKernel = choose_kernel,
+    ) -> None:
         self.loss, self.batch, self.tile = loss, batch, tile
         b, m, X = len(batch.own_rows), batch.groups.m, batch.X
-        self.keeps = b * m * X.element_size() <= KEPT_SIMILARITIES
+        self.keeps = b * m * X.element_size() <= kept_bytes
         rows = rows_at_a_time(b, m, tile, X.element_size())
         self.spans = spans(b, rows)
-        self.S = memory("S", (b if self.keeps else rows, m), X)
-        self.kept: list[Block] = []
-        self.negatives = negatives_of(loss, batch, memory)
+        self.S = workspace.buffer("S", (b if self.keeps else rows, m), X)
+        self.kept: list[RowBlock] = []
+        self.kernel = make_kernel(loss, batch, workspace)
 
-    def blocks(self) -> Iterator[Block]:
-        """S of some own rows at a time; unless it is kept, all in the same memory."""
+    def blocks(self) -> Iterator[RowBlock]:
+        """S of some own rows at a time. Unless S is kept, every block uses the same memory."""
         if self.kept:
             yield from self.kept
             return
         X, own = self.batch.X, self.batch.own_rows
+        erase = self.loss.weighting.ignores_minus_inf
         for span in self.spans:
             rows = own[span]
             S = self.S[span] if self.keeps else self.S[: len(rows)]
-            block = Block(torch.mm(X[rows], X.T, out=S), rows, self.batch.groups)
-            if self.loss.weighting.vanishes:
-                block.erase_positives()
+            block = RowBlock(torch.mm(X[rows], X.T, out=S), rows, self.batch.groups, erase)
             yield block
             if self.keeps:
                 self.kept.append(block)
 
     def statistics(self) -> dict[str, Tensor]:
         blocks = self.blocks()
-        parts = [block_statistics(self.negatives, block, self.tile) for block in blocks]
-        return joined(self.loss, parts)
+        of_blocks = [block_statistics(self.loss, self.kernel, b, self.tile) for b in blocks]
+        return concatenate(self.loss, of_blocks)
 
     def gradient(self, t: Statistics, scale: float, out: Tensor) -> None:
-        """Overwrites S."""
+        """It overwrites S."""
         loss, X = self.loss, self.batch.X
-        known = self.negatives.known(t)
+        weights = self.kernel.prepare_weights(t)
         for block, span in zip(self.blocks(), self.spans, strict=True):
-            S_pos, classes = block.S_pos, block.classes
-            own = of_rows(loss, part(loss, t, block.rows), Side.POSITIVE)
-            w = loss.positive_weight(S_pos, own)
+            S_pos, slots = block.S_pos, block.slots
+            of_rows = against_positives(loss, select(loss, t, block.rows))
+            w = loss.positive_weight(S_pos, of_rows)
             w_back = loss.positive_weight(S_pos, of_partners(loss, t, block))
-            w_pos = masked(w + w_back, classes.valid, 0)
+            w_pos = masked(w + w_back, slots.valid, 0)
 
-            rows = of_rows(loss, part(loss, known, block.rows), Side.NEGATIVE)
-            for columns, S, keep in block.negatives(self.tile):
-                self.negatives.weigh_both(S, keep, rows, of_columns(loss, known, columns))
+            for tile in block.tiles(self.tile):
+                weights.weigh_both(tile.S, tile.keep, block.rows, tile.columns)
 
-            G = block.S.scatter_add_(1, classes.slots, -w_pos)
+            G = block.S.scatter_add_(1, slots.columns, -w_pos)
             out[span].addmm_(G, X, beta=0, alpha=scale)
+
+
+def block_statistics(
+    loss: PairLoss, kernel: TileKernel, block: RowBlock, tile: int
+) -> dict[str, Tensor]:
+    """All statistics of the rows of a block, stage by stage, tile by tile."""
+    t: dict[str, Tensor] = {}
+    for side, stage in loss.stages:
+        if side is Side.POSITIVE:
+            known, valid = against_positives(loss, t), block.slots.valid
+            t |= {n: s.finish(s.reduce(block.S_pos, valid, known)) for n, s in stage.items()}
+        else:
+            statistics, partials = kernel.prepare_statistics(stage, t), None
+            for each in block.tiles(tile):
+                new = statistics.reduce(each.S, each.keep)
+                partials = merged(statistics, partials, new)
+            assert partials is not None
+            t |= statistics.finish(partials)
+    return t

@@ -4,17 +4,17 @@
     tiles I <= J of S = X X^T:      statistics of the rows I from S, of the rows J from S^T
     the same tiles again:           W = w_ij + w_ji;  dX_I += W X_J,  dX_J += W^T X_I
 
-Half of S twice, and W X: as many multiplications as in the two bare products X X^T and W X, and fewer
-where S is small enough to be kept. A tile stays in the cache. The samples are grouped by class and tiles
-end between classes, so only those on the diagonal hold positive pairs; for classes larger than a tile
-there is dml/gpw/rows.py.
+Half of S is computed twice, and W X once: as many multiplications as in the two bare products X X^T
+and W X, and fewer if S is small enough to be kept. A tile stays in the cache. The samples are grouped
+by class and tiles end between classes, so only tiles on the diagonal hold positive pairs. Classes
+larger than a tile are left to `rows`.
 
 Shapes: m samples, d dimensions, K slots (largest class), R x C tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import combinations, pairwise
 
@@ -22,51 +22,52 @@ import torch
 from torch import Tensor
 
 from dml.cost import KEPT_SIMILARITIES
-from dml.gpw.engine.fused import negatives_of
-from dml.gpw.engine.tiles import (
-    Classes,
-    Memory,
-    Named,
-    States,
-    finished,
-    joined,
-    merged,
-    of_columns,
-    of_rows,
-    part,
-    spans,
-)
+from dml.gpw.engine.kernel import MakeKernel, Partials, choose_kernel, merged
+from dml.gpw.engine.tiles import PositiveSlots, spans
+from dml.gpw.engine.views import against_positives, concatenate
+from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import GlobalBatch, Groups
-from dml.gpw.statistics import Side, Statistics, masked
+from dml.gpw.statistics import Side, Statistic, Statistics, masked
 from dml.gpw.weighting import PairLoss
 
 # Rows multiplied at a time in a tile on the diagonal
 STRIP = 384
 
 
-def fits(groups: Groups, tile: int) -> bool:
-    """Whether no class is larger than a tile."""
-    return groups.K <= tile
-
-
 class SymmetricSweeps:
-    """The two sweeps of a process whose own rows are the batch."""
+    """The two sweeps of a process whose own rows are the whole batch.
 
-    def __init__(self, loss: PairLoss, batch: GlobalBatch, tile: int, memory: Memory) -> None:
+    kept_bytes: as many tiles of S are kept between the sweeps as fit into so many bytes.
+    """
+
+    def __init__(
+        self,
+        loss: PairLoss,
+        batch: GlobalBatch,
+        tile: int,
+        workspace: Workspace,
+        kept_bytes: int = KEPT_SIMILARITIES,
+        make_kernel: MakeKernel = choose_kernel,
+    ) -> None:
         self.loss, self.X = loss, batch.X
         self.layout = layout = Layout.of(batch.groups, tile)
         self.spans = layout.spans
         size = max(span.stop - span.start for span in self.spans) ** 2
-        kept = KEPT_SIMILARITIES // (size * batch.X.element_size())
-        self.S = memory("S", (min(kept + 1, len(layout.pairs)), size), batch.X)
+        kept = kept_bytes // (size * batch.X.element_size())
+        self.S = workspace.buffer("S", (min(kept + 1, len(layout.pairs)), size), batch.X)
         self.kept: dict[int, Tensor] = {}
-        self.negatives = negatives_of(loss, batch, memory)
+        self.kernel = make_kernel(loss, batch, workspace)
         self.S_pos = batch.X.new_empty(layout.valid.shape)
         for n in range(len(self.spans)):
             self.tile(n)
 
+    @staticmethod
+    def can_sweep(batch: GlobalBatch, tile: int) -> bool:
+        """Whether one process has the whole batch, and no class is larger than a tile."""
+        return batch.processes == 1 and batch.groups.K <= tile
+
     def tile(self, n: int) -> Tensor:
-        """The similarities of pair number n of spans. As many as there is room for are kept, the
+        """The similarities of pair number n of spans. As many as there is room for are kept; the
         others share the last place."""
         if n in self.kept:
             return self.kept[n]
@@ -75,10 +76,10 @@ class SymmetricSweeps:
         S = self.S[min(n, last), : len(A) * len(B)].view(len(A), len(B))
         if i == j:
             mirrored_product(A, out=S)
-            slots = self.layout.slots[i]
-            torch.gather(S, 1, slots, out=self.S_pos[self.spans[i]])
-            if self.loss.weighting.vanishes:
-                S.scatter_(1, slots, -torch.inf)
+            columns = self.layout.slots[i]
+            torch.gather(S, 1, columns, out=self.S_pos[self.spans[i]])
+            if self.loss.weighting.ignores_minus_inf:
+                S.scatter_(1, columns, -torch.inf)
         else:
             torch.mm(A, B.T, out=S)
         if n < last or len(self.S) == len(self.layout.pairs):
@@ -86,55 +87,51 @@ class SymmetricSweeps:
         return S
 
     def tiles(self) -> Iterator[tuple[int, int, Tensor, Tensor | None]]:
-        """The numbers of the spans, similarities, and which are negative; None: all, or all above
-        -inf."""
+        """The numbers of the two spans, the similarities, and which of them are negative; None: all
+        above -inf."""
         for n, (i, j) in enumerate(self.layout.pairs):
             S, keep = self.tile(n), None
-            if i == j and not self.loss.weighting.vanishes:
+            if i == j and not self.loss.weighting.ignores_minus_inf:
                 keep = torch.ones_like(S, dtype=torch.bool)
                 keep.scatter_(1, self.layout.slots[i], False)
             yield i, j, S, keep
 
     def statistics(self) -> dict[str, Tensor]:
         t: dict[str, Tensor] = {}
-        for side, statistics in self.loss.stages:
-            t |= (self.of_positives if side is Side.POSITIVE else self.of_negatives)(statistics, t)
+        for side, stage in self.loss.stages:
+            t |= (self.positive_stage if side is Side.POSITIVE else self.negative_stage)(stage, t)
         return t
 
-    def of_positives(self, statistics: Named, t: Statistics) -> dict[str, Tensor]:
-        known = of_rows(self.loss, t, Side.POSITIVE)
-        return {
-            name: s.finish(s.of(self.S_pos, self.layout.valid, known))
-            for name, s in statistics.items()
-        }
+    def positive_stage(self, stage: Mapping[str, Statistic], t: Statistics) -> dict[str, Tensor]:
+        known, valid = against_positives(self.loss, t), self.layout.valid
+        return {name: s.finish(s.reduce(self.S_pos, valid, known)) for name, s in stage.items()}
 
-    def of_negatives(self, statistics: Named, t: Statistics) -> dict[str, Tensor]:
-        known = self.of_rows(self.negatives.known(t))
-        mirrored = all(s.mirrored for s in statistics.values())
-        states: list[States | None] = [None] * len(self.spans)
+    def negative_stage(self, stage: Mapping[str, Statistic], t: Statistics) -> dict[str, Tensor]:
+        prepared = self.kernel.prepare_statistics(stage, t)
+        statistics = [prepared.select(I) for I in self.spans]
+        partials: list[Partials | None] = [None] * len(self.spans)
         for i, j, S, keep in self.tiles():
-            new = self.negatives.states(statistics, S, keep, known[i])
-            states[i] = merged(statistics, states[i], new)
+            new = statistics[i].reduce(S, keep)
+            partials[i] = merged(statistics[i], partials[i], new)
             if i != j:
-                if not mirrored:
-                    new = self.negatives.states(statistics, S.T, None, known[j])
-                states[j] = merged(statistics, states[j], new)
-        return joined(self.loss, [finished(statistics, state) for state in states])
-
-    def of_rows(self, t: Statistics) -> list[Statistics]:
-        return [of_rows(self.loss, part(self.loss, t, I), Side.NEGATIVE) for I in self.spans]
+                if not prepared.symmetric:
+                    new = statistics[j].reduce(S.T, None)
+                partials[j] = merged(statistics[j], partials[j], new)
+        return concatenate(
+            self.loss,
+            [s.finish(p) for s, p in zip(statistics, partials, strict=True) if p is not None],
+        )
 
     def gradient(self, t: Statistics, scale: float, out: Tensor) -> None:
-        """Overwrites S."""
+        """It overwrites S."""
         loss, X = self.loss, self.X
-        w_pos = loss.positive_weight(self.S_pos, of_rows(loss, t, Side.POSITIVE))
+        w_pos = loss.positive_weight(self.S_pos, against_positives(loss, t))
         w_pos = masked(w_pos, self.layout.valid, 0).neg_()
-        known = self.negatives.known(t)
-        rows, columns = self.of_rows(known), [of_columns(loss, known, J) for J in self.spans]
+        weights = self.kernel.prepare_weights(t)
         for i, j, S, keep in self.tiles():
             I, J = self.spans[i], self.spans[j]
-            self.negatives.weigh_both(S, keep, rows[i], columns[j])
-            W = S  # it is that now
+            weights.weigh_both(S, keep, I, J)
+            W = S  # overwritten by the weights
             if i == j:
                 W.scatter_add_(1, self.layout.slots[i], w_pos[I])
                 W.T.scatter_add_(1, self.layout.slots[i], w_pos[I])
@@ -145,37 +142,37 @@ class SymmetricSweeps:
 
 
 def mirrored_product(A: Tensor, out: Tensor) -> None:
-    """A A^T: strips of rows from the diagonal on, and what is left of it copied from above."""
+    """A A^T: strips of rows from the diagonal to the right; the part left of the diagonal is copied."""
     for rows in spans(len(A), STRIP):
         torch.mm(A[rows], A[rows.start :].T, out=out[rows, rows.start :])
         out[rows.stop :, rows] = out[rows, rows.stop :].T
 
 
 class Layout:
-    """How a batch lies in tiles.
+    """How a batch is cut into tiles.
 
-    spans: [0, m) cut between classes. pairs: of the numbers of spans, a tile each, the diagonal first.
-    slots: for every span, the columns of its rows' classes in the tile on the diagonal. valid: of the
-    slots of all rows, those of a positive pair.
+    spans: [0, m) cut between classes. pairs: the numbers of two spans for each tile, the diagonal
+    first. slots: for every span, the columns of the slots of its rows in the tile on the diagonal.
+    valid: m x K, which slots hold a positive pair.
     """
 
     def __init__(self, groups: Groups, tile: int) -> None:
         self.spans = between_classes(groups, tile)
         n = range(len(self.spans))
         self.pairs = [*zip(n, n, strict=True), *combinations(n, 2)]
-        classes = Classes(groups, torch.arange(groups.m, device=groups.start.device))
-        self.valid = classes.valid
-        self.slots = [classes.slots[I] - I.start for I in self.spans]
+        slots = PositiveSlots(groups, torch.arange(groups.m, device=groups.start.device))
+        self.valid = slots.valid
+        self.slots = [slots.columns[I] - I.start for I in self.spans]
 
     @staticmethod
     @lru_cache(maxsize=1)
     def of(groups: Groups, tile: int) -> Layout:
-        """The last one is kept: batches of P classes x M images are grouped alike."""
+        """The last one is cached: batches of P classes x M images are all grouped alike."""
         return Layout(groups, tile)
 
 
 def between_classes(groups: Groups, tile: int) -> list[slice]:
-    """[0, m) in about equal parts of about `tile`, cut between classes."""
-    parts = max(1, round(groups.m / tile))
-    edges = {int(groups.start[groups.m * i // parts]) for i in range(parts)} | {groups.m}
+    """[0, m) in about equal spans of about `tile`, cut between classes."""
+    count = max(1, round(groups.m / tile))
+    edges = {int(groups.start[groups.m * i // count]) for i in range(count)} | {groups.m}
     return [slice(a, b) for a, b in pairwise(sorted(edges))]

@@ -1,23 +1,24 @@
-"""The multi-similarity loss in Triton: the sweeps of the streaming engine, with S on the chip.
+"""The multi-similarity loss in Triton: the two sweeps over the own rows, with S on the chip.
 
     min_positive            from the columns of the rows' own classes   (with mining)
     max_negative, lse_neg   from all columns, in parts that are merged
     lse_pos, P              from the columns of the rows' own classes
-    G_ij + G_ji             from all columns, some rows at a time, into a workspace of so many x m
+    G_ij + G_ji             from all columns, some rows at a time, into a buffer of these rows x m
 
-float32 only: float64 is left to the streaming engine. An element of S is one chain of fused
-multiply-adds over the dimensions in their order, so it has the same bits in every kernel and on
-both sides of a pair, and they all mine alike.
+float32 only: float64 is left to plain torch. An element of S is one chain of fused multiply-adds over
+the dimensions in their order, so it has the same bits in every kernel and on both sides of a pair, and
+all of them mine the same pairs.
 
 Shapes: m samples, d dimensions, R own rows (anchors). A program works on BLOCK_R rows i, and on
-BLOCK_C columns j and BLOCK_D dimensions k at a time; past the end the last row or column comes
-again.
+BLOCK_C columns j and BLOCK_D dimensions k at a time; past the end it repeats the last row or column.
 """
 
 # Kernels are Triton's language and untyped; the rest is typed.
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -27,47 +28,65 @@ from torch import Tensor
 from dml.cost import rows_at_a_time
 from dml.gpw.engine.tiles import spans
 from dml.gpw.grouping import GlobalBatch
-from dml.gpw.losses import MultiSimilarity, softplus
+from dml.gpw.losses import MultiSimilarity
+from dml.gpw.losses.exponentials import softplus
 from dml.gpw.statistics import Statistics
 from dml.gpw.weighting import PairLoss
 
-# For A100 and H100: 32 elements of S a thread, no spilled register, two programs or more on an SM.
-BLOCK_R, BLOCK_C, BLOCK_D = tl.constexpr(64), tl.constexpr(64), tl.constexpr(16)
-# Triton 3.10 will fuse multiply-adds only when asked to.
+# Triton 3.10 fuses multiply-adds only if it is asked to.
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
-# m = 1,000 has 16 blocks of rows, too few for a GPU, so its columns are cut too.
-PARTS = 16
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How the work is divided. The defaults are for A100 and H100: 32 elements of S per thread, no
+    spilled register, at least two programs per SM. m = 1,000 has 16 blocks of rows, too few for a GPU,
+    so the first sweep divides the columns into parts too."""
+
+    BLOCK_R: int = 64
+    BLOCK_C: int = 64
+    BLOCK_D: int = 16
+    column_parts: int = 16
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The arguments of every kernel."""
+        return {"BLOCK_R": self.BLOCK_R, "BLOCK_C": self.BLOCK_C, "BLOCK_D": self.BLOCK_D}
 
 
 class TritonSweeps:
     """The two sweeps of a process over its own rows."""
 
-    def __init__(self, loss: PairLoss, batch: GlobalBatch, tile: int) -> None:
+    def __init__(
+        self, loss: PairLoss, batch: GlobalBatch, tile: int, blocks: Blocks | None = None
+    ) -> None:
         assert isinstance(loss.weighting, MultiSimilarity)
         assert batch.X.dtype == torch.float32
         self.loss, self.ms, self.tile = loss, loss.weighting, tile
+        self.blocks = blocks or Blocks()
         self.X, self.own, self.groups = batch.X, batch.own_rows, batch.groups
 
     def statistics(self) -> dict[str, Tensor]:
-        """S is stored nowhere."""
+        """S is not stored."""
         loss, ms, X, own, groups = self.loss, self.ms, self.X, self.own, self.groups
         R, (m, d) = len(own), X.shape
-        rows = triton.cdiv(R, BLOCK_R.value)
-        parts = min(PARTS, triton.cdiv(m, BLOCK_C.value))
+        rows = triton.cdiv(R, self.blocks.BLOCK_R)
+        parts = min(self.blocks.column_parts, triton.cdiv(m, self.blocks.BLOCK_C))
+        how = {**OPTIONS, **self.blocks.sizes}
         samples = X, own, groups.start, groups.end, R, m, d
         lse_pos, P = X.new_empty(2, R)
         max_of_part, lse_of_part = X.new_empty(2, parts, R)
-        min_positive, max_negative, eps = everything(X, R)
+        min_positive, max_negative, eps = no_mining(X, R)
         with torch.cuda.device_of(X):  # type: ignore[no-untyped-call]
             if loss.mining is not None:
                 eps = loss.mining.eps
-                hardest_positive[rows,](*samples, min_positive, **OPTIONS)
+                hardest_positive[rows,](*samples, min_positive, **how)
             negatives[rows, parts](
-                *samples, min_positive, max_of_part, lse_of_part, ms.beta, ms.lam, eps, **OPTIONS
+                *samples, min_positive, max_of_part, lse_of_part, ms.beta, ms.lam, eps, **how
             )
             if loss.mining is not None:
                 max_negative = max_of_part.amax(0)
-            positives[rows,](*samples, max_negative, lse_pos, P, ms.alpha, ms.lam, eps, **OPTIONS)
+            positives[rows,](*samples, max_negative, lse_pos, P, ms.alpha, ms.lam, eps, **how)
         mined = {"min_positive": min_positive, "max_negative": max_negative}
         t = {"lse_neg": lse_of_part.logsumexp(0), "lse_pos": lse_pos, "P": P}
         return t if loss.mining is None else mined | t
@@ -76,16 +95,17 @@ class TritonSweeps:
         loss, ms, X, own, groups = self.loss, self.ms, self.X, self.own, self.groups
         m, d = X.shape
         if loss.mining is None:
-            min_positive, max_negative, eps = everything(X, m)
+            min_positive, max_negative, eps = no_mining(X, m)
         else:
             min_positive, max_negative, eps = t["min_positive"], t["max_negative"], loss.mining.eps
-        # a sample without a positive is no anchor: its negatives weigh e^-inf
+        # A sample without a positive is no anchor: its negatives get the weight e^-inf.
         alone = groups.end - groups.start == 1
         log_pos, log_neg = (
             softplus(t["lse_pos"]),
             softplus(t["lse_neg"]).masked_fill(alone, torch.inf),
         )
-        known = min_positive, max_negative, log_pos, log_neg
+        of_anchors = min_positive, max_negative, log_pos, log_neg
+        how = {**OPTIONS, **self.blocks.sizes}
 
         rows_of_G = rows_at_a_time(len(own), m, self.tile)
         G = X.new_empty(rows_of_G, m)
@@ -93,26 +113,31 @@ class TritonSweeps:
             for span in spans(len(own), rows_of_G):
                 rows = own[span]
                 R = len(rows)
-                grid = triton.cdiv(R, BLOCK_R.value), triton.cdiv(m, BLOCK_C.value)
+                grid = (
+                    triton.cdiv(R, self.blocks.BLOCK_R),
+                    triton.cdiv(m, self.blocks.BLOCK_C),
+                )
                 samples = X, rows, groups.start, R, m, d
-                weights[grid](*samples, *known, G, ms.alpha, ms.beta, ms.lam, eps, **OPTIONS)
+                weights[grid](*samples, *of_anchors, G, ms.alpha, ms.beta, ms.lam, eps, **how)
                 out[span].addmm_(G[:R], X, beta=0, alpha=scale)
 
 
-def everything(X: Tensor, n: int) -> tuple[Tensor, Tensor, float]:
-    """min_positive, max_negative and eps by which n anchors select all their pairs: no mining."""
+def no_mining(X: Tensor, n: int) -> tuple[Tensor, Tensor, float]:
+    """min_positive, max_negative and eps with which n anchors select all their pairs."""
     return X.new_full((n,), -torch.inf), X.new_full((n,), torch.inf), 0.0
 
 
 @triton.jit
-def own_rows(own, R):
-    """The places of a program's rows among the own rows, and the rows."""
+def own_rows(own, R, BLOCK_R: tl.constexpr):
+    """The positions of a program's rows among the own rows, and the rows."""
     place = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     return place, tl.load(own + tl.minimum(place, R - 1))
 
 
 @triton.jit
-def similarities(X, i, j, m, d):
+def similarities(
+    X, i, j, m, d, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr
+):
     """S = X_i X_j^T."""
     j = tl.minimum(j, m - 1).to(tl.int64)
     S = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
@@ -143,7 +168,7 @@ def select_positive(S, max_negative, eps):
 
 @triton.jit
 def add_exponents(top, total, x):
-    """A log-sum-exp, (maximum, sum relative to it), joined with a tile of exponents."""
+    """A log-sum-exp, (maximum, sum relative to it), merged with a tile of exponents."""
     new = tl.maximum(top, tl.max(x, 1))
     finite = tl.where(new == float("-inf"), 0.0, new)
     return new, total * tl.exp(top - finite) + tl.sum(tl.exp(x - finite[:, None]), 1)
@@ -156,23 +181,52 @@ def finish(top, total):
 
 
 @triton.jit
-def hardest_positive(X, own, start, end, R, m, d, min_positive):
+def hardest_positive(
+    X,
+    own,
+    start,
+    end,
+    R,
+    m,
+    d,
+    min_positive,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """min_positive; +inf where there is no positive."""
-    place, i = own_rows(own, R)
+    place, i = own_rows(own, R, BLOCK_R)
     start, end = tl.load(start + i), tl.load(end + i)
     hardest = tl.full((BLOCK_R,), float("inf"), tl.float32)
     for first in range(tl.min(start), tl.max(end), BLOCK_C):
         j = first + tl.arange(0, BLOCK_C)
-        S = similarities(X, i, j, m, d)
+        S = similarities(X, i, j, m, d, BLOCK_R, BLOCK_C, BLOCK_D)
         pair = same_class(j, start, end) & (i[:, None] != j[None, :])
         hardest = tl.minimum(hardest, tl.min(tl.where(pair, S, float("inf")), 1))
     tl.store(min_positive + place, hardest, mask=place < R)
 
 
 @triton.jit
-def negatives(X, own, start, end, R, m, d, min_positive, max_of_part, lse_of_part, beta, lam, eps):
+def negatives(
+    X,
+    own,
+    start,
+    end,
+    R,
+    m,
+    d,
+    min_positive,
+    max_of_part,
+    lse_of_part,
+    beta,
+    lam,
+    eps,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """max_negative and lse_neg of a part of the columns; parts x R."""
-    place, i = own_rows(own, R)
+    place, i = own_rows(own, R, BLOCK_R)
     start, end = tl.load(start + i), tl.load(end + i)
     min_positive = tl.load(min_positive + tl.minimum(place, R - 1))[:, None]
     hardest = tl.full((BLOCK_R,), float("-inf"), tl.float32)
@@ -182,7 +236,7 @@ def negatives(X, own, start, end, R, m, d, min_positive, max_of_part, lse_of_par
     width = tl.cdiv(tl.cdiv(m, BLOCK_C), tl.num_programs(1)) * BLOCK_C
     for first in range(part * width, tl.minimum((part + 1) * width, m), BLOCK_C):
         j = first + tl.arange(0, BLOCK_C)
-        S = similarities(X, i, j, m, d)
+        S = similarities(X, i, j, m, d, BLOCK_R, BLOCK_C, BLOCK_D)
         pair = ~same_class(j, start, end) & (j < m)[None, :]
         hardest = tl.maximum(hardest, tl.max(tl.where(pair, S, float("-inf")), 1))
         selected = pair & select_negative(S, min_positive, eps)
@@ -194,9 +248,26 @@ def negatives(X, own, start, end, R, m, d, min_positive, max_of_part, lse_of_par
 
 
 @triton.jit
-def positives(X, own, start, end, R, m, d, max_negative, lse_pos, P, alpha, lam, eps):
+def positives(
+    X,
+    own,
+    start,
+    end,
+    R,
+    m,
+    d,
+    max_negative,
+    lse_pos,
+    P,
+    alpha,
+    lam,
+    eps,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """lse_pos and P."""
-    place, i = own_rows(own, R)
+    place, i = own_rows(own, R, BLOCK_R)
     start, end = tl.load(start + i), tl.load(end + i)
     max_negative = tl.load(max_negative + tl.minimum(place, R - 1))[:, None]
     top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
@@ -204,7 +275,7 @@ def positives(X, own, start, end, R, m, d, max_negative, lse_pos, P, alpha, lam,
     number = tl.zeros((BLOCK_R,), tl.float32)
     for first in range(tl.min(start), tl.max(end), BLOCK_C):
         j = first + tl.arange(0, BLOCK_C)
-        S = similarities(X, i, j, m, d)
+        S = similarities(X, i, j, m, d, BLOCK_R, BLOCK_C, BLOCK_D)
         pair = same_class(j, start, end) & (i[:, None] != j[None, :])
         selected = pair & select_positive(S, max_negative, eps)
         x = tl.where(selected, -alpha * (S - lam), float("-inf"))
@@ -214,7 +285,7 @@ def positives(X, own, start, end, R, m, d, max_negative, lse_pos, P, alpha, lam,
     tl.store(P + place, number, mask=place < R)
 
 
-# Eq. 13 and 14:  w = e^x / (1 + sum e^x), with log_pos and log_neg the logarithms of what is below
+# Eq. 13 and 14:  w = e^x / (1 + sum e^x), with log_pos and log_neg the logarithms of the denominators
 @triton.jit
 def positive_weight(S, max_negative, log_pos, alpha, lam, eps):
     w = tl.exp(-alpha * (S - lam) - log_pos)
@@ -239,15 +310,32 @@ def of_columns(x, j):
 
 @triton.jit
 def weights(
-    X, own, start, R, m, d, min_positive, max_negative, log_pos, log_neg, G, alpha, beta, lam, eps
+    X,
+    own,
+    start,
+    R,
+    m,
+    d,
+    min_positive,
+    max_negative,
+    log_pos,
+    log_neg,
+    G,
+    alpha,
+    beta,
+    lam,
+    eps,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):
     """G_ij + G_ji; R x m."""
-    place, i = own_rows(own, R)
+    place, i = own_rows(own, R, BLOCK_R)
     j = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     to = G + place.to(tl.int64)[:, None] * m + j[None, :]
     inside = (place < R)[:, None] & (j < m)[None, :]
     j = tl.minimum(j, m - 1)
-    S = similarities(X, i, j, m, d)
+    S = similarities(X, i, j, m, d, BLOCK_R, BLOCK_C, BLOCK_D)
     w_pos = positive_weight(S, of_rows(max_negative, i), of_rows(log_pos, i), alpha, lam, eps)
     w_pos += positive_weight(
         S, of_columns(max_negative, j), of_columns(log_pos, j), alpha, lam, eps

@@ -1,0 +1,66 @@
+"""Statistics of anchors, t, in the shapes in which they broadcast against a tile.
+
+Shapes: t holds numbers of n anchors, (n,), of their positive pairs, (n, K), and of the batch. A tile
+of positives is R x K, one of negatives R x C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dml.gpw.engine.tiles import RowBlock
+from dml.gpw.statistics import Scope, Statistics
+from dml.gpw.weighting import PairLoss
+
+
+def select(loss: PairLoss, t: Statistics, rows: slice | Tensor) -> Statistics:
+    """The statistics of some of the anchors."""
+    return {n: x if loss.scopes[n] is Scope.BATCH else x[rows] for n, x in t.items()}
+
+
+def concatenate(loss: PairLoss, parts: Sequence[Statistics]) -> dict[str, Tensor]:
+    """The statistics of all anchors from those of consecutive parts of them."""
+    return {
+        name: torch.stack([t[name] for t in parts]).sum(0)
+        if loss.scopes[name] is Scope.BATCH
+        else torch.cat([t[name] for t in parts])
+        for name in parts[0]
+    }
+
+
+def against_positives(loss: PairLoss, t: Statistics) -> Statistics:
+    """Of the anchors in the rows, against R x K: a statistic of positive pairs has that shape."""
+    return {n: x.unsqueeze(1) if loss.scopes[n] is Scope.ANCHOR else x for n, x in t.items()}
+
+
+def against_negatives(loss: PairLoss, t: Statistics) -> Statistics:
+    """Of the anchors in the rows, against R x C."""
+    return {n: x if loss.scopes[n] is Scope.BATCH else x.unsqueeze(1) for n, x in t.items()}
+
+
+def of_columns(loss: PairLoss, t: Statistics, columns: slice) -> Statistics:
+    """Of the anchors in the columns, against R x C."""
+    return {
+        n: x if loss.scopes[n] is Scope.BATCH else x[columns].unsqueeze(0) for n, x in t.items()
+    }
+
+
+def of_partners(loss: PairLoss, t: Statistics, block: RowBlock) -> Statistics:
+    """Of the anchors in the slots, against R x K.
+
+    Row i is in slot number i - start of each of its partners, as their class is the same.
+    """
+    columns = block.slots.columns
+    own_slot = (block.rows - block.groups.start[block.rows])[:, None]
+    views = {}
+    for name, x in t.items():
+        if loss.scopes[name] is Scope.BATCH:
+            views[name] = x
+        elif loss.scopes[name] is Scope.POSITIVE_PAIR:
+            views[name] = x[columns, own_slot]
+        else:
+            views[name] = x[columns]
+    return views

@@ -1,0 +1,79 @@
+"""Every pair loss by name, each written under its equation.
+
+- `paper` (MultiSimilarity, Equal, Contrastive, Triplet, LiftedStructure, LiftedStructureStar,
+  BinomialDeviance): the losses of the paper's main text
+- `supplement` (NPairs, NCA, HistogramLoss, BinLifted): the losses of its supplement
+- `exponentials` (softplus, share): functions that several losses share
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from dml.catalogue import complete_loss
+from dml.gpw.losses.paper import (
+    BinomialDeviance,
+    Contrastive,
+    Equal,
+    LiftedStructure,
+    LiftedStructureStar,
+    MultiSimilarity,
+    Triplet,
+)
+from dml.gpw.losses.supplement import NCA, BinLifted, HistogramLoss, NPairs
+from dml.gpw.weighting import Mining, PairLoss, Weighting
+
+__all__ = [
+    "LOSSES",
+    "NCA",
+    "BinLifted",
+    "BinomialDeviance",
+    "Contrastive",
+    "Equal",
+    "HistogramLoss",
+    "LiftedStructure",
+    "LiftedStructureStar",
+    "MultiSimilarity",
+    "NPairs",
+    "Triplet",
+    "make_loss",
+]
+
+LOSSES: Mapping[str, type[Weighting]] = MappingProxyType(
+    {
+        "multi_similarity": MultiSimilarity,
+        "ms_weighting": MultiSimilarity,
+        "ms_mining": Equal,
+        "contrastive": Contrastive,
+        "triplet": Triplet,
+        "lifted_structure": LiftedStructure,
+        "lifted_structure_star": LiftedStructureStar,
+        "binomial_deviance": BinomialDeviance,
+        "n_pairs": NPairs,
+        "nca": NCA,
+        "histogram": HistogramLoss,
+        "bin_lifted": BinLifted,
+    }
+)
+"""The weighting of every loss by name; `dml.catalogue` has their hyper-parameters."""
+
+
+def make_loss(name: str, **parameters: float | bool) -> PairLoss:
+    """The description of a loss. Parameters left out take the defaults of `dml.catalogue`.
+
+    >>> make_loss("multi_similarity", alpha=2, beta=50, lam=1.0, eps=0.1).mining
+    Mining(eps=0.1)
+    >>> make_loss("binomial_deviance", mine=True, eps=0.1).weighting
+    BinomialDeviance(alpha=2.0, beta=50.0, lam=1.0)
+    """
+    complete, problems = complete_loss(name, parameters)
+    if problems:
+        raise ValueError("; ".join(str(problem) for problem in problems))
+    eps = complete.pop("eps", None)
+    complete.pop("mine", None)
+    return PairLoss(
+        name=name,
+        weighting=LOSSES[name](**complete),
+        mining=None if eps is None else Mining(eps),
+    )
