@@ -34,21 +34,29 @@ WITHIN = "<= 1.15"
 
 
 class Turns:
-    """Lets one process at a time run its sweeps, and adds up their CPU time."""
+    """A `kind` of GlobalPairLoss: lets one process at a time run its sweeps, and adds up their CPU
+    time."""
 
-    def __init__(self, lock: IO[str]) -> None:
-        self.lock, self.seconds = lock, 0.0
+    def __init__(self, make_sweeps: Callable[..., Any], lock: IO[str]) -> None:
+        self.make_sweeps, self.lock, self.seconds = make_sweeps, lock, 0.0
 
-    def __call__(self, sweep: Callable[..., Any]) -> Callable[..., Any]:
-        def in_turn(*arguments: Any, **named: Any) -> Any:
-            fcntl.flock(self.lock, fcntl.LOCK_EX)
-            start = time.thread_time()
-            result = sweep(*arguments, **named)
-            self.seconds += time.thread_time() - start
-            fcntl.flock(self.lock, fcntl.LOCK_UN)
-            return result
+    def __call__(self, *arguments: Any) -> "Turns":
+        self.sweeps = self.in_turn(self.make_sweeps, *arguments)
+        return self
 
-        return in_turn
+    def statistics(self) -> Any:
+        return self.in_turn(self.sweeps.statistics)
+
+    def gradient(self, *arguments: Any, **named: Any) -> None:
+        self.in_turn(self.sweeps.gradient, *arguments, **named)
+
+    def in_turn(self, sweep: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        start = time.thread_time()
+        result = sweep(*arguments, **named)
+        self.seconds += time.thread_time() - start
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
+        return result
 
 
 def work(m: int, d: int, repeats: int, by_rows: bool, lock: IO[str]) -> None:
@@ -59,35 +67,29 @@ def work(m: int, d: int, repeats: int, by_rows: bool, lock: IO[str]) -> None:
 
     from dml.gpw import GlobalPairLoss, make_loss
     from dml.gpw.engine.rows import RowSweeps
-    from dml.gpw.engine.symmetric import SymmetricSweeps
-    from dml.gpw.engine.whole import WholeSweeps
+    from dml.gpw.engine.sweeps import choose_sweeps
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, processes = dist.get_rank(), dist.get_world_size()
     b = m // processes
-    loss_fn = GlobalPairLoss(make_loss("multi_similarity", beta=40, lam=0.5), tile=TILE)
-    if by_rows:
-        loss, memory = loss_fn.loss, loss_fn.memory
-        loss_fn.sweeps = lambda batch: RowSweeps(loss, batch, TILE, memory)  # type: ignore[method-assign]
-    in_turn = Turns(lock)
-    for sweeps in (RowSweeps, SymmetricSweeps, WholeSweeps):
-        for name in ("__init__", "statistics", "gradient"):
-            setattr(sweeps, name, in_turn(getattr(sweeps, name)))
+    turns = Turns(RowSweeps if by_rows else choose_sweeps, lock)
+    loss = make_loss("multi_similarity", beta=40, lam=0.5)
+    loss_fn = GlobalPairLoss(loss, tile=TILE, kind=turns)
     generator = torch.Generator().manual_seed(rank)
     X = normalize(torch.randn(b, d, generator=generator), dim=1).requires_grad_()
     labels = torch.arange(rank * b, (rank + 1) * b) // 4
     few = X.detach()[:40].requires_grad_()
     # warm-up: threads and buffers of the libraries
-    GlobalPairLoss(loss_fn.loss)(few, labels[:40]).backward()
+    GlobalPairLoss(loss)(few, labels[:40]).backward()
     seconds, sent = [], loss_fn.wire.bytes_sent
 
     def steps() -> None:
         for _ in range(repeats):
             X.grad = None
-            in_turn.seconds = 0
+            turns.seconds = 0
             loss_fn(X, labels).backward()
-            seconds.append(in_turn.seconds)
+            seconds.append(turns.seconds)
 
     memory = extra_memory(steps)
     sent = (loss_fn.wire.bytes_sent - sent) / repeats

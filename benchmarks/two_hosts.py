@@ -60,7 +60,9 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
     from torch import Tensor
 
     from dml.gpw import GlobalPairLoss, make_loss
-    from dml.gpw.engine.tiles import Block, Negatives, block_statistics
+    from dml.gpw.engine.general_kernel import GeneralKernel
+    from dml.gpw.engine.rows import block_statistics
+    from dml.gpw.engine.tiles import RowBlock
     from dml.gpw.grouping import Groups
 
     torch.set_num_threads(1)
@@ -106,7 +108,8 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
             whole = scheme == "whole matrix"
             rows = torch.arange(m) if whole else torch.arange(rank * b, (rank + 1) * b)
             S = (Z if whole else X) @ Z.T
-            t = block_statistics(Negatives(loss, groups), Block(S, rows, groups), width=m)
+            block = RowBlock(S, rows, groups, erase_positives=False)
+            t = block_statistics(loss, GeneralKernel(loss, groups), block, tile=m)
             (loss.sum_of_anchors(t) / m).backward()
         assert X.grad is not None
         return X.grad
