@@ -29,13 +29,22 @@ LOSS_PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
 MINING: Mapping[str, Parameter] = {"mine": False, "eps": 0.1}
 MINING_SETTLED = frozenset({"multi_similarity", "ms_weighting", "ms_mining"})
 
-_PARAMETER_RULES = {
+PARAMETER_RULES = {
     "alpha": POSITIVE,
     "beta": POSITIVE,
     "lam": ANY,
     "eps": at_least(0),
     "bins": at_least(2),
     "mine": ANY,
+}
+PARAMETER_MEANINGS = {
+    "alpha": "how sharply the weights of positives depend on their similarity",
+    "beta": "how sharply the weights of negatives depend on their similarity",
+    "lam": "lambda, the similarity that pairs are compared with, or the margin of the loss",
+    "eps": "margin of MS mining: it keeps negatives above the least similar positive - eps, and "
+    "positives below the most similar negative + eps",
+    "bins": "nodes of the histograms between -1 and 1",
+    "mine": "put MS mining in front of the weighting",
 }
 
 
@@ -55,7 +64,7 @@ def complete_loss(
             problems.append(Problem(key, value, "unknown parameter", fix))
             continue
         try:
-            parameters[key] = fit(value, type(defaults[key]), _PARAMETER_RULES[key])
+            parameters[key] = fit(value, type(defaults[key]), PARAMETER_RULES[key])
         except ValueError as rule:
             problems.append(Problem(key, value, str(rule), f"the default is {defaults[key]}"))
     if mining_is_optional and not parameters["mine"]:

@@ -13,7 +13,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.config import SECTIONS, Config, Length, load, to_dict, to_yaml
+from dml.catalogue import LOSS_PARAMETERS
+from dml.config import EXECUTION, SECTIONS, Config, Length, load, to_dict, to_yaml
+from dml.config.reference import reference
+from dml.config.sections import KEYS
 from dml.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -473,3 +476,60 @@ def test_a_config_is_a_value_that_cannot_change() -> None:
     assert hash(config) == hash(load([ROOT / "configs" / "sop_bs1000.yaml"]))
     config.loss.parameters["beta"] = 3
     assert config.loss.parameters["beta"] == 50
+
+
+# ---- docs/config.md --------------------------------------------------------------------------
+
+
+def test_the_page_of_the_config_is_what_the_program_prints() -> None:
+    command = [sys.executable, "-m", "dml.config"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    page = (ROOT / "docs" / "config.md").read_text()
+    assert page == printed, "write it again: .venv/bin/python -m dml.config > docs/config.md"
+
+
+def rows() -> dict[str, list[str]]:
+    """The tables of docs/config.md: first cell -> the other cells."""
+    cells = (
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in reference().splitlines()
+        if line.startswith("| `")
+    )
+    return {first.strip("`"): rest for first, *rest in cells}
+
+
+def test_the_page_has_every_key_and_marks_those_that_may_change() -> None:
+    found = rows()
+    assert set(KEYS) <= set(found)
+    assert {key for key in KEYS if found[key][3] == "may change"} == EXECUTION
+    assert all(found[key][4] for key in KEYS), "every key has a meaning"
+
+
+def test_the_page_has_every_loss_with_its_parameters() -> None:
+    found = rows()
+    assert found["multi_similarity"] == ["`alpha: 2`, `beta: 50`, `lam: 1`, `eps: 0.1`"]
+    assert found["triplet"] == ["`lam: 0.1`, `mine: false`, `eps: 0.1`"]
+    for name, defaults in LOSS_PARAMETERS.items():
+        assert name in found
+        for parameter in defaults:
+            assert found[f"loss.{parameter}"][-1], f"{parameter} has no meaning"
+
+
+@pytest.mark.parametrize(
+    ("key", "cells"),
+    [
+        ("run.seed", ["whole number", "`0`", "at least 0, below 2^63", ""]),
+        ("optim.lr", ["number", "`1e-5`", "above 0", ""]),
+        ("data.workers", ["whole number", "`4`", "at least 0", "may change"]),
+        ("data.size", ["whole number or null", "`null`", "at least 1", ""]),
+        ("batch.classes", ["whole number", "required", "at least 2", ""]),
+        ("eval.untrained", ["true or false", "`false`", "", ""]),
+        ("engine.precision", ["text", "`fp32`", "one of `fp32`, `bf16`, `fp64`", ""]),
+        (
+            "optim.milestones",
+            ["list of whole numbers", "`[]`", "positive and strictly increasing", ""],
+        ),
+    ],
+)
+def test_a_row_of_the_page(key: str, cells: list[str]) -> None:
+    assert rows()[key][:4] == cells

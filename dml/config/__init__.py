@@ -3,6 +3,7 @@
 - `sections`: the frozen dataclasses, their defaults and rules
 - `loading`: files, `extends` and --set into a Config
 - `yaml12`: the YAML that is read and written
+- `reference`: docs/config.md, which `python -m dml.config` prints
 """
 
 from dml.config.loading import add_arguments, add_set, flatten, load, to_dict, to_yaml

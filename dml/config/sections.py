@@ -41,7 +41,7 @@ def key(
     """A key of a section.
 
     example: shown in errors where there is no default to show. execution: the key says how a run is
-    carried out, not what it learns; it may change when the run is resumed, and a report ignores it.
+    carried out, not what it learns, so it may change when the run is resumed, and reports ignore it.
     """
     metadata = {"meaning": meaning, "rule": rule, "example": example, "execution": execution}
     return field(default=default, metadata=metadata)
@@ -49,36 +49,43 @@ def key(
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    name: str = key("the run's folder below run.dir", rule=FOLDER_NAME, example="my_run")
-    dir: str = key("where runs are kept", default="runs", rule=NOT_EMPTY, execution=True)
-    seed: int = key("of weights, batches and crops", default=0, rule=SEED)
-    log_steps: int = key("steps between two lines of metrics", default=10, rule=at_least(1))
+    """What the run is called, where it is kept, and its seed."""
+
+    name: str = key("name of the run's folder inside `run.dir`", rule=FOLDER_NAME, example="my_run")
+    dir: str = key("the folder that holds the runs", default="runs", rule=NOT_EMPTY, execution=True)
+    seed: int = key("seed of the random weights, the batches and the crops", default=0, rule=SEED)
+    log_steps: int = key("steps between two lines of metrics.jsonl", default=10, rule=at_least(1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
+    """The images, and how they are loaded."""
+
     dataset: str = key(
-        "which dataset the shards hold; `folder` for your own images",
+        "the dataset in the shards; `folder` for your own images",
         rule=one_of(DATASETS),
         example="sop",
     )
     shards: str = key(
-        "the folder that shards/build.py wrote", rule=NOT_EMPTY, example="data/sop", execution=True
+        "the folder that `shards/build.py` wrote",
+        rule=NOT_EMPTY,
+        example="data/sop",
+        execution=True,
     )
     workers: int = key(
         "loader processes per training process", default=4, rule=at_least(0), execution=True
     )
     prefetch: int = key(
-        "batches each worker keeps ready", default=2, rule=at_least(1), execution=True
+        "batches that each loader process keeps ready", default=2, rule=at_least(1), execution=True
     )
     size: int | None = key(
-        "side of the crop in pixels; null: the backbone's own",
+        "side of the crop in pixels; null: the size the backbone expects",
         default=None,
         rule=at_least(1),
         example=64,
     )
     resize: int | None = key(
-        "short side of a test image before its centre crop; null: as the backbone has it",
+        "short side of a test image before its centre crop; null: in proportion to `data.size`",
         default=None,
         rule=at_least(1),
         example=72,
@@ -87,33 +94,39 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """P classes x M images per global batch."""
+    """The global batch: P classes x M images, divided among the processes."""
 
-    classes: int = key("P, the classes per global batch", rule=at_least(2), example=16)
+    classes: int = key("P, the number of classes in a global batch", rule=at_least(2), example=16)
     # with one image per class no anchor would have a positive
-    per_class: int = key("M, the images per class", default=5, rule=at_least(2))
+    per_class: int = key("M, the number of images of each class", default=5, rule=at_least(2))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    backbone: str = key("the network", default="bn_inception", rule=BACKBONE)
+    """The network that turns an image into an embedding."""
+
+    backbone: str = key(
+        "the network before the embedding layer", default="bn_inception", rule=BACKBONE
+    )
     weights: str | None = key(
-        "a file; `pretrained` for the weights that a package carries; null: random",
+        "a file; `pretrained`: the weights that an installed package carries; null: random",
         default=None,
         rule=NOT_EMPTY,
         example="weights/x.pth",
     )
-    embedding_size: int = key("d, the dimensions of an embedding", default=512, rule=at_least(1))
+    embedding_size: int = key(
+        "d, the number of dimensions of an embedding", default=512, rule=at_least(1)
+    )
     batchnorm: Literal["frozen", "synced", "local"] = key(
-        "`frozen` keeps the statistics and trains scale and shift, `synced` takes the statistics of "
-        "the global batch (GPUs only), `local` those of the process",
+        "`frozen` keeps the statistics and trains scale and shift; `synced` uses the statistics of "
+        "the global batch (GPUs only); `local` uses those of the process (one process only)",
         default="frozen",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """Parameters are those of the catalogue, complete; in YAML they stand beside the name."""
+    """The pair loss. Its parameters stand beside its name, and defaults depend on the name."""
 
     name: str = "multi_similarity"
     pairs: tuple[tuple[str, Parameter], ...]
@@ -125,54 +138,69 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
+    """How the loss and the model are computed."""
+
     kind: Literal["auto", "streaming", "triton"] = key(
-        "what computes the loss; `auto` is `triton` for multi-similarity on a CUDA GPU, else "
+        "what computes the loss; `auto`: `triton` for multi-similarity on a CUDA GPU, otherwise "
         "`streaming`",
         default="auto",
         execution=True,
     )
     tile: int = key(
-        "rows and columns of S computed at a time", default=1024, rule=at_least(1), execution=True
+        "rows and columns of the similarity matrix in one tile",
+        default=1024,
+        rule=at_least(1),
+        execution=True,
     )
     micro_batch: int | None = key(
-        "images per micro-batch and process (gradient caching); null: all at once",
+        "images per micro-batch and process (gradient caching); null: all images at once",
         default=None,
         rule=at_least(1),
         example=32,
         execution=True,
     )
     precision: Literal["fp32", "bf16", "fp64"] = key(
-        "of the model; the loss is computed in fp32 at least", default="fp32"
+        "precision of the model; the loss is computed in fp32 or better", default="fp32"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """Adam is the paper's, lr 1e-5 its supplement's, weight_decay its authors' code's."""
+    """The optimizer. Adam is the paper's choice; lr 1e-5 is from its supplement, weight_decay from its
+    authors' code."""
 
     name: Literal["adam", "adamw", "sgd"] = key("the optimizer", default="adam")
     lr: float = key("learning rate of the backbone", default=1e-5, rule=POSITIVE)
     head_lr_factor: float = key(
-        "learning rate of the new last layer, as a multiple of lr", default=1.0, rule=POSITIVE
+        "learning rate of the embedding layer, as a multiple of `optim.lr`",
+        default=1.0,
+        rule=POSITIVE,
     )
-    momentum: float = key("of sgd", default=0.9, rule=SHARE)
-    weight_decay: float = key("", default=5e-4, rule=at_least(0))
+    momentum: float = key("momentum of sgd", default=0.9, rule=SHARE)
+    weight_decay: float = key("weight decay of all parameters", default=5e-4, rule=at_least(0))
     schedule: Literal["constant", "step", "cosine"] = key(
-        "`step` multiplies lr by gamma at every milestone, `cosine` lowers it to zero at the end",
+        "`step` multiplies lr by gamma at every milestone; `cosine` lowers it to zero by the end",
         default="constant",
     )
     milestones: tuple[int, ...] = key(
-        "steps, for `step`", default=(), rule=INCREASING, example=[1200, 2400]
+        "steps at which the schedule `step` lowers the learning rate",
+        default=(),
+        rule=INCREASING,
+        example=[1200, 2400],
     )
-    gamma: float = key("factor per milestone, for `step`", default=0.1, rule=POSITIVE)
-    warmup_steps: int = key("steps of linear warm-up", default=0, rule=at_least(0))
+    gamma: float = key(
+        "factor of the learning rate at a milestone",
+        default=0.1,
+        rule=POSITIVE,
+    )
+    warmup_steps: int = key("steps of linear warm-up at the start", default=0, rule=at_least(0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """Exactly one is given; dml.plan derives the others."""
+    """How long to train: give exactly one of the three."""
 
-    steps: int | None = key("updates", default=None, rule=POSITIVE, example=3000)
+    steps: int | None = key("updates of the model", default=None, rule=POSITIVE, example=3000)
     epochs: float | None = key(
         "passes over the training images",
         default=None,
@@ -180,38 +208,46 @@ class Length:
         example=50,
     )
     images: int | None = key(
-        "images seen, rounded up to whole steps", default=None, rule=POSITIVE, example=240_000
+        "images seen in total, rounded up to whole steps",
+        default=None,
+        rule=POSITIVE,
+        example=240_000,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eval:
-    """Without held-out classes, as in the paper, the last step is reported: evaluations during
-    training then show the test classes, and nothing is chosen by them."""
+    """When and how to evaluate. Without held-out classes, as in the paper, the last step is reported:
+    evaluations during training then use the test classes, and nothing is chosen by them."""
 
     ks: tuple[int, ...] = key(
-        "the K of Recall@K; left out: those of the dataset", rule=KS, example=[1, 10]
+        "the K of Recall@K; the default depends on the dataset", rule=KS, example=[1, 10]
     )
     every_steps: int | None = key(
-        "steps between evaluations; null: only at the end",
+        "steps between evaluations; null: evaluate at the end only",
         default=None,
         rule=at_least(1),
         example=500,
     )
     validation_classes: float = key(
-        "share of the training classes held out to choose the best step", default=0.0, rule=SHARE
+        "fraction of the training classes held out to choose the best step; needs `eval.every_steps`",
+        default=0.0,
+        rule=SHARE,
     )
     patience: int | None = key(
-        "stop after so many evaluations of the held-out classes without a better one",
+        "stop after this many evaluations of the held-out classes without a better one; null: never; "
+        "needs `eval.validation_classes`",
         default=None,
         rule=at_least(1),
         example=5,
     )
-    untrained: bool = key("evaluate the test classes before the first step, too", default=False)
+    untrained: bool = key("also evaluate the test classes before the first step", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Save:
+    """When to write checkpoints, besides at the end and after a signal."""
+
     every_minutes: float = key(
         "minutes between checkpoints", default=10.0, rule=POSITIVE, execution=True
     )
@@ -219,6 +255,8 @@ class Save:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
+    """A complete config; never changed after loading."""
+
     run: Run
     data: Data
     batch: Batch
@@ -239,4 +277,4 @@ EXECUTION = frozenset(
     for f in fields(section)
     if f.metadata.get("execution")
 )
-"""The keys that say how a run is carried out and not what it learns."""
+"""The keys that say how a run is carried out, not what it learns."""
