@@ -482,8 +482,8 @@ def test_your_loop_has_the_gradient_of_the_whole_batch(whole_batch, name):
     ],
 )
 def test_a_command_that_does_not_work_is_seen(text, words, tmp_path):
-    (tmp_path / "dml").symlink_to(ROOT / "dml")
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for name in ("dml", "shards", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
     with pytest.raises(AssertionError, match=re.escape(words)):
         follow_command(text, ROOT / "README.md", tmp_path, None)
 

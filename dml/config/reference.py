@@ -34,7 +34,8 @@ This page is the output of `python -m dml.config`; a test compares them. Change 
 
 A config is a YAML file with the sections below. Keys that are marked **may change** say how a run is
 carried out and not what it learns: they may differ when a run is resumed, as may the number of
-processes, and a report ignores them. Every other key must be the same, or the run is refused. All mistakes of a config are reported together.
+processes, and a report ignores them. Every other key must be the same, or the run is refused. All
+mistakes in a config are reported together.
 
 ## How files and --set are merged
 
@@ -155,11 +156,11 @@ def kind_of(parameter: str) -> type:
 def datasets() -> str:
     """What the catalogue knows of each dataset."""
     return table(
-        ("data.dataset", "training classes", "training images", "test images", "eval.ks"),
+        ("data.dataset", "training classes", "training images", "default of eval.ks"),
         (
             (
                 f"`{name}`",
-                *map(count, (each.train_classes, each.train_images, each.test_images)),
+                *map(count, (each.train_classes, each.train_images)),
                 f"`{as_yaml(each.ks)}`",
             )
             for name, each in DATASETS.items()
