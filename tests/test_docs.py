@@ -279,12 +279,20 @@ def existing(names, here):
     return [here / name for name in names]
 
 
+# In 1 of 100 launches gloo's threads abort a process of a user's own program that has done all its work
+# (docs/log.md); dml/train.py avoids it. Then the command is run again.
+GLOO = "terminate called without an active exception"
+
+
 def run(words, here):
     """A command, typed in a folder; it must end well."""
     how = {"cwd": here, "env": environment(PYTHONPATH=str(here)), "timeout": 280}
     shell = isinstance(words, str)
     words = ["bash", "-ec", words] if shell else [str(word) for word in words]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False, **how)
+    for _ in range(3):
+        ended = subprocess.run(words, capture_output=True, text=True, check=False, **how)
+        if GLOO not in ended.stderr:
+            break
     assert ended.returncode == 0, f"{words[-1] if shell else words}\n{ended.stdout}{ended.stderr}"
 
 
@@ -301,26 +309,13 @@ def copy_of_the_project(here):
 
 
 @pytest.fixture(scope="module")
-def tiny_run(tmp_path_factory):
-    """The folder of a finished run, made when first asked for."""
-    known = []
-
-    def make():
-        if not known:
-            here = tmp_path_factory.mktemp("tiny")
-            copy_of_the_project(here)
-            command = Command.of("python dml/train.py --config configs/icons_mini.yaml")
-            run(small_training(command, here), here)
-            known.append(here / "runs/icons_mini")
-        return known[0]
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def followed(tmp_path_factory, tiny_run):
+def followed(tmp_path_factory):
     """page -> the folder in which all of its commands were run, once."""
     known = {}
+
+    def tiny_run():
+        """The folder of a finished run."""
+        return follow(ROOT / "docs/training.md") / "runs/icons_mini"
 
     def follow(page):
         if page not in known:
