@@ -1,16 +1,15 @@
-"""One run as a Slurm job; the batch script (launch/submission.py) has two lines:
+"""One run as a Slurm job. The batch script (launch/submission.py) has two commands:
 
-    srun python -m submitit.core._submit FOLDER     a task for every process: Job()
-    python -m launch.job FOLDER $?                  once, when all tasks have ended: finish()
+    srun python -m submitit.core._submit FOLDER     one task per process, which calls Job()
+    python -m launch.job FOLDER $?                  once, after all tasks have ended: finish()
 
-A signal in training, before a preemption or the time limit, ends it with a checkpoint and 75; one
-that comes before the first step or after the last meets submitit's handler, which requeues as well.
-A process that is killed takes the others with it (srun --wait). What happens next is decided in one
-place, finish(); the truth about a run is in its own folder, never in submitit's pickles.
+Slurm sends a signal before a preemption or the time limit. During training, dml/train.py handles it:
+it saves a checkpoint and exits with 75. Before the first step and after the last one submitit's handler
+receives it and requeues the job, too. If a process is killed, srun --wait ends the others. finish()
+alone decides what happens next, and it reads the run's folder, never submitit's pickles.
 """
 
 import os
-import subprocess
 import sys
 import time
 import traceback
@@ -19,22 +18,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from dml.run_folder.folder import folder_of
 from dml.train import main as train
-from launch.outcome import CRASHED, FAILED, note, settle
+from launch.outcome import CRASHED, FAILED, note, record_outcome
+from launch.slurm_commands import SlurmError, slurm
 from launch.sweep import SweepRun
 
 if TYPE_CHECKING:
     from submitit import JobEnvironment
     from submitit.helpers import DelayedSubmission
 
-FIRST_PORT, PORTS = 20_000, 12_000  # below those that Linux gives to clients, 32768 and up
-APART = 1_009  # between the ports of a job's starts: the next ones are those of the next jobs
-TRIES, PAUSE = 3, 20  # seconds; Slurm's controller may be busy, or restarting
+FIRST_PORT, PORTS = 20_000, 12_000  # below Linux's ports for clients, which begin at 32768
+PORT_STRIDE = 1_009  # between the starts of one job: neighbouring ports belong to the next jobs
+REQUEUE_ATTEMPTS, PAUSE_SECONDS = 3, 20  # Slurm's controller may be busy or restarting
 
 
 @dataclass(frozen=True)
 class Job:
-    """folder: the run's. argv: of dml/train.py."""
+    """folder: the run's. argv: the arguments of dml/train.py."""
 
     folder: str
     argv: tuple[str, ...]
@@ -43,7 +44,7 @@ class Job:
         from submitit import JobEnvironment
 
         here = JobEnvironment()
-        os.environ.update(distributed(here))
+        os.environ.update(task_environment(here))
         if here.global_rank == 0:
             (Path(self.folder) / FAILED).unlink(missing_ok=True)
         code = CRASHED
@@ -54,34 +55,33 @@ class Job:
                 traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
-            # At the interpreter's own end gloo's threads may abort, and others wait for each other.
+            # In the interpreter's own shutdown gloo's threads may abort, or wait for each other.
             os._exit(code)
 
     def checkpoint(self) -> "DelayedSubmission":
-        """For submitit's signal handler. There is nothing to save: the run's folder has it."""
+        """For submitit's signal handler. There is nothing to save: the run's folder has it all."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 def job_of(run: SweepRun) -> Job:
-    folder = Path(run.config.run.dir, run.config.run.name)
-    return Job(str(folder), ("--config", *run.files, "--set", *run.sets))
+    return Job(str(folder_of(run.config)), ("--config", *run.files, "--set", *run.sets))
 
 
-def distributed(here: "JobEnvironment") -> dict[str, str]:
-    # another port after a requeue: the last one may be what was busy
+def task_environment(here: "JobEnvironment") -> dict[str, str]:
+    # After a requeue the port changes: the last one may have been in use.
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    port = FIRST_PORT + (int(here.raw_job_id) + APART * restarts) % PORTS
+    port = FIRST_PORT + (int(here.raw_job_id) + PORT_STRIDE * restarts) % PORTS
     per_node = here.num_tasks // here.num_nodes
-    place = (here.global_rank, here.local_rank)
-    return group(*place, here.num_tasks, per_node, here.hostnames[0], port)
+    ranks = (here.global_rank, here.local_rank)
+    return process_environment(*ranks, here.num_tasks, per_node, here.hostnames[0], port)
 
 
-def group(
+def process_environment(
     rank: int, local_rank: int, processes: int, per_node: int, address: str, port: int
 ) -> dict[str, str]:
-    """What torch.distributed and accelerate read."""
+    """The variables that torch.distributed and accelerate read."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
@@ -89,52 +89,46 @@ def group(
         "LOCAL_WORLD_SIZE": str(per_node),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",  # as launchers have it: dml/processes.py shares the cores
+        # As torch's launchers set it; dml/distributed/processes.py divides the cores.
+        "OMP_NUM_THREADS": "1",
     }
 
 
 def finish(folder: str, code: int) -> int:
-    """After the tasks, in the batch script: note the outcome, and requeue if there is more to do."""
+    """Record the outcome of the tasks, and requeue the job if the run is to be started again."""
     from submitit import JobEnvironment
     from submitit.core.utils import DelayedSubmission
 
     os.environ["SUBMITIT_FOLDER"] = folder
     here = JobEnvironment()
     job = cast(Job, DelayedSubmission.load(here.paths.submitted_pickle).function)
-    if settle(Path(job.folder), code, logs(Path(folder), here.job_id)):
-        # By the name of the array's element: the raw id of the last one means the whole array.
-        why = requeue(here.job_id)
-        if why:
-            note(Path(job.folder), f"{here.job_id} could not be requeued: {why}")
+    if record_outcome(Path(job.folder), code, task_logs(Path(folder), here.job_id)):
+        # By the id of the array's element: the raw id of the last element means the whole array.
+        problem = requeue(here.job_id)
+        if problem:
+            note(Path(job.folder), f"{here.job_id} could not be requeued: {problem}")
     return code
 
 
-def logs(folder: Path, job: str) -> list[Path]:
-    """Of the job's tasks, by rank."""
+def task_logs(folder: Path, job: str) -> list[Path]:
+    """The logs of a job's tasks, by rank."""
     found = folder.glob(f"{job}_*_log.out")
     return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
-def requeue(job: str) -> str:
-    """Why it could not be, or nothing."""
-    why = ""
-    for attempt in range(TRIES):
-        time.sleep(PAUSE if attempt else 0)
+def requeue(job: str) -> str | None:
+    """Requeue a running job; returns why that failed, or None."""
+    problem = None
+    for attempt in range(REQUEUE_ATTEMPTS):
+        time.sleep(PAUSE_SECONDS if attempt else 0)
         try:
-            # Not if somebody has cancelled it, or Slurm itself has requeued it.
-            if slurm("squeue", "--noheader", f"--jobs={job}", "--format=%T") == "RUNNING":
+            # Leave it alone if a user has cancelled it, or if Slurm has requeued it already.
+            if slurm("squeue", "--noheader", f"--jobs={job}", "--format=%T").strip() == "RUNNING":
                 slurm("scontrol", "requeue", job)
-            return ""
-        except subprocess.CalledProcessError as error:
-            why = error.stderr.strip()
-        except (OSError, subprocess.TimeoutExpired) as error:
-            why = str(error)
-    return why
-
-
-def slurm(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return done.stdout.strip()
+            return None
+        except SlurmError as error:
+            problem = str(error)
+    return problem
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""The runs of a sweep on this machine, one after another, as Slurm would run them on one node."""
+"""One run on this machine, with the processes that Slurm would start on one node."""
 
 import os
 import signal
@@ -9,65 +9,67 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launch.job import group, job_of
-from launch.outcome import FAILED, LAUNCHER, STARTED, settle
-from launch.status import work_on
-from launch.submission import ROOT, STRAGGLERS
+from launch.job import job_of, process_environment
+from launch.outcome import FAILED, LOCAL_PREFIX, STARTED, record_outcome
+from launch.status import hold_run
+from launch.submission import ROOT, STRAGGLER_SECONDS
 from launch.sweep import SweepRun
 
 LOGS = "local"
 
 
-def run_here(run: SweepRun, tick: Callable[[], None]) -> None:
-    """To its end, good or bad; `tick` is called every now and then. KeyboardInterrupt lets it save."""
-    job, where = job_of(run), Path(run.config.run.dir, LOGS)
+def run_here(run: SweepRun, update: Callable[[], None]) -> None:
+    """Run until it is finished or has failed; `update` is called twice per second.
+
+    On KeyboardInterrupt the processes are asked to save a checkpoint and end.
+    """
+    job, log_folder = job_of(run), Path(run.config.run.dir, LOGS)
     folder, count = Path(job.folder), run.resources.processes_per_node
-    logs = [where / f"{run.name}_{rank}.log" for rank in range(count)]
-    where.mkdir(parents=True, exist_ok=True)
-    with work_on(folder) as lock:
+    logs = [log_folder / f"{run.name}_{rank}.log" for rank in range(count)]
+    log_folder.mkdir(parents=True, exist_ok=True)
+    with hold_run(folder) as lock:
         again = True
         while again:
             (folder / FAILED).unlink(missing_ok=True)
             processes = start(job.argv, logs, lock)
             try:
-                code = wait(processes, tick)
+                code = wait(processes, update)
             finally:
                 end(processes)
-            again = settle(folder, code, logs)
+            again = record_outcome(folder, code, logs)
 
 
 def start(argv: Sequence[str], logs: Sequence[Path], lock: int) -> list["subprocess.Popen[bytes]"]:
     port, started, count = free_port(), [], len(logs)
     for rank, log in enumerate(logs):
-        place = group(rank, rank, count, count, "127.0.0.1", port)
-        environment = {**os.environ, **place}
+        variables = process_environment(rank, rank, count, count, "127.0.0.1", port)
         with log.open("ab") as out:
-            out.write(f"{LAUNCHER}{STARTED}{count} processes\n".encode())
+            out.write(f"{LOCAL_PREFIX}{STARTED}{count} processes\n".encode())
             out.flush()
             started.append(
                 subprocess.Popen(
                     [sys.executable, str(ROOT / "dml" / "train.py"), *argv],
-                    env=environment,
+                    env={**os.environ, **variables},
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
                     pass_fds=[lock],
-                    start_new_session=True,  # Ctrl-C comes once, from here
+                    start_new_session=True,  # Ctrl-C reaches only this launcher, which then ends them
                 )
             )
     return started
 
 
-def wait(processes: Sequence["subprocess.Popen[bytes]"], tick: Callable[[], None]) -> int:
-    """The exit code as srun tells it: the highest, 128 and more for a signal."""
+def wait(processes: Sequence["subprocess.Popen[bytes]"], update: Callable[[], None]) -> int:
+    """The exit code as srun returns it: the highest, where a signal counts as 128 plus its number."""
     deadline = None
     while any(process.poll() is None for process in processes):
         ended = any(process.returncode is not None for process in processes)
-        deadline = deadline or (time.monotonic() + STRAGGLERS if ended else None)
+        deadline = deadline or (time.monotonic() + STRAGGLER_SECONDS if ended else None)
         if deadline and time.monotonic() > deadline:
             break
         time.sleep(0.5)
-        tick()
+        update()
     return max(128 - code if code < 0 else code for code in codes(processes))
 
 
@@ -76,11 +78,11 @@ def codes(processes: Sequence["subprocess.Popen[bytes]"]) -> list[int]:
 
 
 def end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Ask what still runs to save and leave, and make it."""
+    """Ask the processes that still run to save and end; kill those that do not."""
     for process in processes:
         if process.poll() is None:
             process.terminate()
-    deadline = time.monotonic() + 2 * STRAGGLERS
+    deadline = time.monotonic() + 2 * STRAGGLER_SECONDS
     for process in processes:
         try:
             process.wait(max(0.1, deadline - time.monotonic()))

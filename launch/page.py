@@ -1,13 +1,13 @@
-"""The report as one HTML page that needs nothing else: no network, no script."""
+"""The report as one self-contained HTML page: no network, no script."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
-from launch.paper import Table, beside
+from launch.paper import Table, tables_for
 from launch.plots import Point, Series, chart, percent
-from launch.records import Group, Run, Seen, Study
-from launch.tables import cells, facts, missing
+from launch.records import Evaluation, Group, Run, Study
+from launch.tables import describe_missing, remarks, table_cells
 
 X_AXES = {"batch.size": "batch size", "model.embedding_size": "embedding size"}
 
@@ -57,9 +57,9 @@ def page(studies: Sequence[Study], tables: Sequence[Table]) -> str:
 
 
 def section(study: Study, tables: Sequence[Table]) -> str:
-    found = cells(study, tables)
+    found = table_cells(study, tables)
     parts = [f"<h2>{escape(study.name)}</h2>"]
-    parts += [f"<p>{escape(' '.join(facts(study, tables)))}</p>"]
+    parts += [f"<p>{escape(' '.join(remarks(study, tables)))}</p>"]
     if found.rows:
         head = _row("th", found.header)
         rows = "\n".join(_row("td", row) for row in found.rows)
@@ -67,7 +67,7 @@ def section(study: Study, tables: Sequence[Table]) -> str:
     if study.without_result():
         items = "\n".join(_missing(run) for run in study.without_result())
         parts.append(f"<h3>Without a result</h3>\n<ul>\n{items}\n</ul>")
-    drawn = "\n".join(filter(None, figures(study, beside(study, tables))))
+    drawn = "\n".join(filter(None, figures(study, tables_for(study, tables))))
     return "\n".join([*parts, f'<div class="figures">\n{drawn}\n</div>'])
 
 
@@ -78,7 +78,7 @@ def _row(tag: str, texts: Iterable[str]) -> str:
 def _missing(run: Run) -> str:
     log = "\n".join(run.log)
     shown = f"<details><summary>log</summary><pre>{escape(log)}</pre></details>" if log else ""
-    return f"<li>{escape(missing(run))}{shown}</li>"
+    return f"<li>{escape(describe_missing(run))}{shown}</li>"
 
 
 # ---- figures ------------------------------------------------------------------------------------
@@ -87,70 +87,75 @@ def _missing(run: Run) -> str:
 def figures(study: Study, papers: Sequence[Table]) -> Iterable[str]:
     for key in (key for key in X_AXES if key in study.varying):
         yield from _by_setting(study, key, [table for table in papers if table.by == key])
-    for split in dict.fromkeys(seen.split for run in study.runs for seen in run.seen):
+    for split in dict.fromkeys(each.split for run in study.runs for each in run.evaluations):
         title = f"Recall@1 of the {split} classes, against"
-        mean = " (mean of the finished seeds; one that stops early shortens it)"
-        images, steps = (_curves(study, split, x) for x in (lambda s: s.images, lambda s: s.step))
+        mean = " (mean of the finished seeds; it ends where the first of them stops)"
+        images, steps = (_curves(study, split, x) for x in (lambda e: e.images, lambda e: e.step))
         yield chart(f"{title} images seen{mean}", "images", images)
         yield chart(f"{title} steps{mean}", "steps", steps, log_x=True)
 
 
 def _by_setting(study: Study, key: str, papers: Sequence[Table]) -> Iterable[str]:
     name = X_AXES[key]
-    same = [_of_paper(table, key) for table in papers if table.dataset in study.datasets]
-    others = [_of_paper(table, key) for table in papers if table.dataset not in study.datasets]
-    scores = _against(study, key, "recall@1")
+    same = [_paper_series(table, key) for table in papers if table.dataset in study.datasets]
+    others = [_paper_series(table, key) for table in papers if table.dataset not in study.datasets]
+    scores = _our_series(study, key, "recall@1")
     yield chart(f"Recall@1 by {name}", name, [*scores, *same], log_x=True)
     yield chart(f"The paper's Recall@1 by {name}, of other datasets", name, others, log_x=True)
     if key == "batch.size":
         title = f"Share of steps without informative pairs by {name}"
-        yield chart(title, name, _against(study, key, "steps_without_pairs"), log_x=True)
+        yield chart(title, name, _our_series(study, key, "steps_without_pairs"), log_x=True)
 
 
-def _against(study: Study, key: str, score: str) -> list[Series]:
+def _our_series(study: Study, key: str, score: str) -> list[Series]:
     found: dict[str, list[Point]] = {}
     for group in study.groups:
         spread, x = group.spread(score), group.settings[key]
         if spread is not None:
             tip = f"{group.label}: {percent(spread.mean)}, n = {spread.n}"
             point = Point(x, spread.mean, spread.low, spread.high, tip)
-            found.setdefault(_without(group.label, x), []).append(point)
+            found.setdefault(_without_value(group.label, x), []).append(point)
     return [
         Series(name, tuple(sorted(points, key=lambda p: p.x))) for name, points in found.items()
     ]
 
 
-def _without(label: str, x: object) -> str:
-    """bs320-scaled at 320 is of the series `scaled`: what is left without the value on the axis."""
+def _without_value(label: str, x: object) -> str:
+    """The label without its value on the x axis: bs320-scaled at 320 belongs to series `scaled`."""
     return re.sub(rf"(^|-)[a-z_]*{x}(?=-|$)", "", label).strip("-") or "ours"
 
 
-def _of_paper(table: Table, key: str) -> Series:
+def _paper_series(table: Table, key: str) -> Series:
     pairs = [(row.where[key], row.recall["recall@1"] / 100) for row in table.rows]
     points = tuple(Point(x, y, y, y, f"{x}: {percent(y)}") for x, y in pairs)
     return Series(f"paper on {table.dataset}, {table.table}", points, dashed=True)
 
 
-def _curves(study: Study, split: str, x_of: Callable[[Seen], int]) -> list[Series]:
-    """The mean of a group's finished seeds, as far as all of them went."""
+def _curves(study: Study, split: str, x_of: Callable[[Evaluation], int]) -> list[Series]:
+    """The mean of each group's finished seeds, at the steps that all of them evaluated."""
     series = []
     for group in study.groups:
-        runs = [tuple(s for s in run.seen if s.split == split) for run in group.finished]
-        runs = [seen for seen in runs if seen]
-        steps = sorted(set.intersection(*({s.step for s in seen} for seen in runs)) if runs else ())
-        points = tuple(_mean_at(group, step, runs, x_of) for step in steps)
+        runs = [
+            found
+            for run in group.finished
+            if (found := [each for each in run.evaluations if each.split == split])
+        ]
+        steps = [{each.step for each in evaluations} for evaluations in runs]
+        shared = sorted(set.intersection(*steps)) if steps else []
+        points = tuple(_mean_at(group, step, runs, x_of) for step in shared)
         if len(points) > 1:
             series.append(Series(group.label, points))
     return series
 
 
 def _mean_at(
-    group: Group, step: int, runs: Sequence[Sequence[Seen]], x_of: Callable[[Seen], int]
+    group: Group, step: int, runs: Sequence[Sequence[Evaluation]], x_of: Callable[[Evaluation], int]
 ) -> Point:
-    seen = [s for run in runs for s in run if s.step == step]
-    recalls = [s.recall for s in seen]
+    found = [each for evaluations in runs for each in evaluations if each.step == step]
+    recalls = [each.recall for each in found]
     mean = sum(recalls) / len(recalls)
     tip = (
-        f"{group.label}, step {step:,}, {seen[0].images:,} images: {percent(mean)}, n = {len(seen)}"
+        f"{group.label}, step {step:,}, {found[0].images:,} images: {percent(mean)}, "
+        f"n = {len(found)}"
     )
-    return Point(x_of(seen[0]), mean, min(recalls), max(recalls), tip)
+    return Point(x_of(found[0]), mean, min(recalls), max(recalls), tip)

@@ -1,4 +1,4 @@
-"""The numbers of the paper (configs/paper/), found by the settings they were measured with."""
+"""The paper's tables (configs/paper/), found by the settings of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,16 @@ FOLDER = Path(__file__).parents[1] / "configs" / "paper"
 
 @dataclass(frozen=True)
 class Row:
-    method: str
+    """where: the settings of this row. recall: recall@K -> percent, as printed."""
+
     where: Mapping[str, Any]
-    recall: Mapping[str, float]  # recall@K -> percent, as printed
+    recall: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Table:
-    """by: the setting in which its rows differ. where: what they share. note: said beside it."""
+    """by: the setting in which its rows differ. where: the settings that they share. note: a remark
+    that is printed with it."""
 
     table: str
     dataset: str
@@ -34,14 +36,25 @@ class Table:
         printed = [str(score) for row in self.rows for score in row.recall.values()]
         return max(len(score.partition(".")[2]) for score in printed)
 
-    def of(self, settings: Mapping[str, Any]) -> Row | None:
-        """Its row for a run of ours. On another dataset only what the rows differ in has to agree:
-        a shape to compare with, not a score."""
+    def row_for(self, settings: Mapping[str, Any]) -> Row | None:
+        """The row for a run of ours.
+
+        On another dataset only the settings of the row have to agree: then it is a trend to compare
+        with, not a score.
+        """
         shared = self.where if settings["data.dataset"] == self.dataset else {}
         for row in self.rows:
             if all(settings.get(key) == value for key, value in {**shared, **row.where}.items()):
                 return row
         return None
+
+
+@dataclass(frozen=True)
+class Score:
+    """recall: Recall@1 in percent."""
+
+    recall: float
+    table: Table
 
 
 def read_tables(folder: Path = FOLDER) -> tuple[Table, ...]:
@@ -52,24 +65,27 @@ def _read(path: Path) -> Table:
     tree = parse(path.read_text(encoding="utf-8"))
     keys = [f"recall@{k}" for k in tree["ks"]]
     rows = tuple(
-        Row(
-            row["method"],
-            row["where"],
-            dict(zip(keys, row["recall"], strict=True)),
-        )
-        for row in tree["rows"]
+        Row(row["where"], dict(zip(keys, row["recall"], strict=True))) for row in tree["rows"]
     )
     return Table(tree["table"], tree["dataset"], tree["by"], tree["where"], rows, tree.get("note"))
 
 
-def beside(study: Study, tables: Sequence[Table]) -> tuple[Table, ...]:
-    """The tables that belong next to a study: those of what it varies, or else of its dataset."""
+def tables_for(study: Study, tables: Sequence[Table]) -> tuple[Table, ...]:
+    """The tables to show with a study: those that vary the same setting, or else its dataset's."""
     varied = any(table.by in study.varying for table in tables)
 
     def belongs(table: Table) -> bool:
         same = table.by in study.varying if varied else table.dataset in study.datasets
-        return same and any(table.of(group.settings) for group in study.groups)
+        return same and any(table.row_for(group.settings) for group in study.groups)
 
     found = [table for table in tables if belongs(table)]
     ours = [table for table in found if table.dataset in study.datasets]
     return tuple(ours or found)
+
+
+def paper_score(settings: Mapping[str, Any], tables: Sequence[Table]) -> Score | None:
+    """The score of the first table that has one for this dataset and these settings."""
+    for table in tables:
+        if table.dataset == settings.get("data.dataset") and (row := table.row_for(settings)):
+            return Score(row.recall["recall@1"], table)
+    return None

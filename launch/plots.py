@@ -1,4 +1,4 @@
-"""Line charts as inline SVG: small, without a dependency, readable in light and dark."""
+"""Line charts as inline SVG, without dependencies, readable on light and dark pages."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
 
 @dataclass(frozen=True)
 class Point:
-    """low and high: the spread around y."""
+    """low and high: the lowest and highest value of which y is the mean."""
 
     x: float
     y: float
@@ -29,7 +29,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """A scale onto pixels, with its ticks; log2 where values double, as batch sizes do."""
+    """A scale from values to pixels, with its ticks; log: logarithmic."""
 
     low: float
     high: float
@@ -53,17 +53,9 @@ def percent(value: float) -> str:
     return f"{100 * value:.4g}%"
 
 
-def chart(
-    title: str,
-    x_label: str,
-    series: Sequence[Series],
-    *,
-    log_x: bool = False,
-    percents: bool = True,
-) -> str:
-    """A figure of shares: title, plot, legend; nothing without points. A logarithm has no place for
-    step 0."""
-    if log_x:
+def chart(title: str, x_label: str, series: Sequence[Series], *, log_x: bool = False) -> str:
+    """A figure of fractions in percent, with title, plot and legend; empty if there are no points."""
+    if log_x:  # a logarithmic axis has no step 0
         series = [replace(s, points=tuple(p for p in s.points if p.x > 0)) for s in series]
     points = [point for one in series for point in one.points]
     if not points:
@@ -91,12 +83,12 @@ def chart(
 
 
 def _hue(i: int, n: int) -> str:
-    """Colours from blue over green to red: they keep the order of the series."""
+    """Colours from blue over green to red, in the order of the series."""
     return f"--h:{round(250 - 250 * i / max(n - 1, 1))}"
 
 
 def _axis(low: float, high: float, start: float, end: float) -> Axis:
-    if high <= low:  # one value alone: a little room around it
+    if high <= low:  # a single value: make room around it
         low, high = 0.9 * low, 1.1 * high or 1.0
     step: float = 10 ** math.floor(math.log10((high - low) / 4))
     step *= next(f for f in (1, 2, 5, 10) if (high - low) / (step * f) <= 5)
@@ -106,11 +98,11 @@ def _axis(low: float, high: float, start: float, end: float) -> Axis:
 
 
 def _log_axis(xs: Sequence[float], start: float, end: float) -> Axis:
-    """Few values are their own ticks; many have those of a slide rule."""
+    """Up to 8 values are the ticks themselves; more get ticks at 1, 2 and 5 times powers of ten."""
     low, high = xs[0] / 2**0.3, xs[-1] * 2**0.3
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    round_ones = [factor * 10.0**n for n in decades for factor in (1, 2, 5)]
-    ticks = xs if len(xs) <= 8 else [x for x in round_ones if low <= x <= high]
+    round_values = [factor * 10.0**n for n in decades for factor in (1, 2, 5)]
+    ticks = xs if len(xs) <= 8 else [x for x in round_values if low <= x <= high]
     return Axis(low, high, start, end, tuple(ticks), log=True)
 
 

@@ -1,5 +1,7 @@
-"""What runs left behind, read back: their state, their scores, and which differ in nothing but the
-seed. No torch: a report can be made on a login node."""
+"""What runs left behind: their state, their scores, and which of them differ only in the seed.
+
+No torch is needed, so a report can be made on a login node.
+"""
 
 import json
 import re
@@ -10,15 +12,18 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from dml.config import EXECUTION, flatten, load
+from dml.config import EXECUTION, Config, flatten, load
 from dml.errors import ConfigError
-from dml.run_folder.files import read_lines
+from dml.run_folder.files import read_json, read_lines
+from dml.run_folder.folder import RESULT
+from launch.outcome import FAILED as FAILED_FILE
+from launch.submission import SUBMISSIONS_FILE, read_submissions
 
 FINISHED, FAILED, UNFINISHED, ABSENT = "finished", "failed", "unfinished", "never started"
 
-# What a report ignores: how a run is carried out, its name and seed, and how often it is looked at.
-# batch.size stands for batch.classes. With held-out classes eval.every_steps counts: it decides which
-# steps there are to choose from.
+# The settings that do not make another row of a report: how a run is carried out, its name and seed,
+# and how often it is measured. batch.size stands for batch.classes. With held-out classes
+# eval.every_steps does count, because it decides which steps the best one is chosen from.
 IGNORED = EXECUTION | {
     *("run.name", "run.seed", "run.log_steps", "batch.classes"),
     *("eval.ks", "eval.every_steps", "eval.untrained"),
@@ -26,8 +31,8 @@ IGNORED = EXECUTION | {
 
 
 @dataclass(frozen=True)
-class Seen:
-    """An evaluation on the way."""
+class Evaluation:
+    """An evaluation during training."""
 
     split: str
     step: int
@@ -37,15 +42,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class Run:
-    """settings: section.key -> value. planned: the steps it may take. note: why there is no result,
-    and log: the last lines of it."""
+    """settings: section.key -> value. planned: its length in steps. note: why there is no result.
+    log: the last lines of its log."""
 
     study: str
     name: str
     state: str
     settings: Mapping[str, Any]
     result: Mapping[str, Any]
-    seen: tuple[Seen, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
     images_per_second: float | None = None
     planned: int | None = None
     note: str = ""
@@ -74,10 +79,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but the seed. lost: those of its label that left no config."""
+    """Runs that differ only in the seed. without_config: runs of its label that left no config."""
 
     runs: tuple[Run, ...]
-    lost: tuple[Run, ...] = ()
+    without_config: tuple[Run, ...] = ()
 
     @property
     def label(self) -> str:
@@ -85,65 +90,65 @@ class Group:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Those that all its runs share."""
-        return _learned(self.runs[0])
+        """The settings that all its runs share."""
+        return learning_settings(self.runs[0])
 
     @property
     def seeds(self) -> int:
-        return len({run.seed for run in self.runs}) + len(self.lost)
+        return len({run.seed for run in self.runs}) + len(self.without_config)
 
     @cached_property
     def finished(self) -> tuple[Run, ...]:
-        """One a seed: the first."""
+        """The first finished run of every seed."""
         done = [run for run in self.runs if run.state == FINISHED]
         return tuple({run.seed: run for run in reversed(done)}.values())[::-1]
 
     @property
-    def again(self) -> tuple[Run, ...]:
-        """Finished runs of a seed that another one stands for."""
+    def repeats(self) -> tuple[Run, ...]:
+        """Finished runs of a seed that another run has already."""
         done = (run for run in self.runs if run.state == FINISHED)
         return tuple(run for run in done if run not in self.finished)
 
     def spread(self, key: str) -> Spread | None:
-        """Over the finished seeds."""
+        """Mean, lowest and highest value over the finished seeds."""
         found = [x for run in self.finished if (x := run.number(key)) is not None]
         return Spread(mean(found), min(found), max(found), len(found)) if found else None
 
 
 @dataclass(frozen=True)
 class Study:
-    """The runs of one folder, by its path below the root."""
+    """The runs of one folder; name: its path below the root."""
 
     name: str
     runs: tuple[Run, ...]
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """Of the runs that started, ordered by the columns; batch sizes, the first, vary fastest."""
+        """The groups of the runs that started, ordered by the columns; the first varies fastest."""
         found: dict[str, list[Run]] = {}
         for run in self.runs:
             if run.settings:
-                found.setdefault(json.dumps(_learned(run), sort_keys=True), []).append(run)
+                found.setdefault(json.dumps(learning_settings(run), sort_keys=True), []).append(run)
 
         def order(group: Group) -> list[tuple[float, str]]:
             return [_order(group.settings.get(key)) for key in reversed(self.columns)]
 
-        lost = [run for run in self.runs if not run.settings]
+        others = [run for run in self.runs if not run.settings]
         groups = []
         for runs in found.values():
             labels = {run.label for run in runs}
-            groups.append(Group(tuple(runs), tuple(run for run in lost if run.label in labels)))
+            groups.append(Group(tuple(runs), tuple(run for run in others if run.label in labels)))
         return tuple(sorted(groups, key=order))
 
     @cached_property
     def varying(self) -> tuple[str, ...]:
         """The settings in which the groups differ."""
-        keys = dict.fromkeys(key for learned in self._learned for key in learned)
-        return tuple(k for k in keys if len({json.dumps(s.get(k)) for s in self._learned}) > 1)
+        keys = dict.fromkeys(key for settings in self._settings for key in settings)
+        return tuple(k for k in keys if len({json.dumps(s.get(k)) for s in self._settings}) > 1)
 
     @cached_property
-    def _learned(self) -> list[dict[str, Any]]:
-        return [_learned(run) for run in self.runs if run.settings]
+    def _settings(self) -> list[dict[str, Any]]:
+        return [learning_settings(run) for run in self.runs if run.settings]
 
     @property
     def datasets(self) -> set[str]:
@@ -151,21 +156,27 @@ class Study:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """Those of them that tell the groups apart: not one that follows from those before it."""
+        """The varying settings without those that are determined by the ones before them."""
         kept: list[str] = []
-        told = 1
+        count = 1
         for key in self.varying:
             tried = [*kept, key]
-            apart = {json.dumps([s.get(k) for k in tried]) for s in self._learned}
-            if len(apart) > told:
-                kept, told = tried, len(apart)
+            values = {json.dumps([s.get(k) for k in tried]) for s in self._settings}
+            if len(values) > count:
+                kept, count = tried, len(values)
         return tuple(kept)
 
     def without_result(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.state != FINISHED)
 
 
-def _learned(run: Run) -> dict[str, Any]:
+def settings_of(config: Config) -> dict[str, Any]:
+    """section.key -> value, and the batch size."""
+    return {"batch.size": config.batch.classes * config.batch.per_class, **flatten(config)}
+
+
+def learning_settings(run: Run) -> dict[str, Any]:
+    """The settings that say what a run learns; runs that agree in them are one row of a report."""
     ignored = IGNORED - ({"eval.every_steps"} if run.settings["eval.validation_classes"] else set())
     return {key: value for key, value in run.settings.items() if key not in ignored}
 
@@ -177,17 +188,17 @@ def _order(value: object) -> tuple[float, str]:
 
 
 def read_studies(root: Path, expected: Sequence[tuple[str, str]] = ()) -> tuple[Study, ...]:
-    """Every run under a folder, by the folder it stands in; expected: (sweep, run), besides those
-    that a sweep.json of launch/slurm.py names."""
+    """The studies below a folder; expected: (sweep, run) of runs that may never have started, in
+    addition to those that launch/slurm.py recorded in a sweep.json."""
     root = root.resolve()
-    # a job that failed at once, for a bad config say, leaves nothing but failed.json
-    files = [path for name in ("config.yaml", "failed.json") for path in root.rglob(name)]
+    # A job that fails at once, by a bad config for example, leaves only failed.json.
+    files = [path for name in ("config.yaml", FAILED_FILE) for path in root.rglob(name)]
     runs = [read_run(folder, root) for folder in sorted({path.parent for path in files})]
     there = {(run.study, run.name) for run in runs}
     submitted = [
-        (_study(book.parent, root), name)
-        for book in sorted(root.rglob("sweep.json"))
-        for entry in _object(book).get("submissions", ())
+        (_study(path.parent, root), name)
+        for path in sorted(root.rglob(SUBMISSIONS_FILE))
+        for entry in read_submissions(path.parent)
         for name in entry["runs"]
     ]
     known = {study for study, _ in (*there, *submitted)}
@@ -207,29 +218,31 @@ def _study(folder: Path, root: Path) -> str:
 
 def read_run(folder: Path, root: Path) -> Run:
     study, name = _study(folder.parent, root), folder.name
-    failed = _object(folder / "failed.json")
+    try:
+        failed = read_json(folder / FAILED_FILE) or {}
+        result = read_json(folder / RESULT) or {}
+        steps = (read_json(folder / "plan.json") or {}).get("steps")
+    except ValueError as error:
+        return Run(study, name, FAILED, {}, {}, note=str(error))
     log = tuple(map(str, failed.get("log", ())))
     try:
         config = load(folder / "config.yaml")
     except ConfigError as error:
         note = failed.get("reason") or f"config.yaml: {error.problems[0]}"
         return Run(study, name, FAILED, {}, {}, note=note, log=log)
-    settings = flatten(config)
-    size = config.batch.classes * config.batch.per_class
-    settings = {"batch.size": size, **settings}
+    settings = settings_of(config)
+    size = settings["batch.size"]
     lines = _with_step(folder / "metrics.jsonl")
     timing = _with_step(folder / "timing.jsonl")
     speeds = [line["images_per_second"] for line in timing if "images_per_second" in line]
-    seen = tuple(
-        Seen(line["split"], line["step"], line["step"] * size, line["recall@1"])
+    evaluations = tuple(
+        Evaluation(line["split"], line["step"], line["step"] * size, line["recall@1"])
         for line in lines
         if "split" in line and "recall@1" in line
     )
-    result = _object(folder / "result.json")
     state, note = FINISHED, ""
-    steps = _object(folder / "plan.json").get("steps")
     last = max((line["step"] for line in lines), default=0)
-    if result:  # those of before this key lack it
+    if result:  # runs of earlier versions have no trained_steps
         result = {"trained_steps": max(last, result.get("step", 0)), **result}
     else:
         state = FAILED if failed else UNFINISHED
@@ -241,20 +254,12 @@ def read_run(folder: Path, root: Path) -> Run:
         state,
         settings,
         result,
-        seen,
+        evaluations,
         median(speeds) if speeds else None,
         steps,
         note,
         log if state == FAILED else (),
     )
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _with_step(path: Path) -> list[dict[str, Any]]:

@@ -1,11 +1,11 @@
-"""What came out of many runs, beside the paper's numbers: a page, a Markdown table, a CSV.
+"""The results of many runs beside the paper's: a page, a Markdown table and a CSV.
 
     python launch/report.py runs/sop_batch_size --out report
     python launch/report.py runs --out report --sweep configs/sweeps/*.yaml
 
-Every folder below RUNS with a config.yaml (or failed.json) is a run; runs that differ in nothing but
-the seed are one row. Runs that never started are known from launch/slurm.py's sweep.json, or --sweep.
-Writes report.html (self-contained), report.md and runs.csv, the same for the same runs.
+Every folder below RUNS with a config.yaml (or failed.json) is a run; runs that differ only in the seed
+are one row. Runs that never started are known from launch/slurm.py's sweep.json, or from --sweep.
+Writes report.html (self-contained), report.md and runs.csv; the same runs give the same files.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from pathlib import Path
 from launch.page import page
 from launch.paper import read_tables
 from launch.records import FINISHED, Study, read_studies
+from launch.slurm_commands import SlurmError
 from launch.sweep import SweepError, read_sweep
 from launch.tables import as_csv, markdown
 
@@ -33,13 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="FILE",
         nargs="+",
         default=[],
-        help="name those of its runs that are absent",
+        help="list the runs of these sweeps that never started",
     )
     arguments = parser.parse_args(argv)
     try:
         studies = collect(arguments.runs, arguments.sweep)
         write(studies, arguments.out)
-    except (SweepError, ReportError) as error:
+    except (SweepError, SlurmError, ReportError) as error:
         print(f"launch/report.py: {error}", file=sys.stderr)
         return 2
     states = [run.state for study in studies for run in study.runs]
@@ -54,7 +55,7 @@ class ReportError(ValueError):
 
 def collect(root: Path, sweeps: Iterable[str]) -> tuple[Study, ...]:
     if not root.is_dir():
-        raise ReportError(f"{root} is not a folder; give the one the runs are in, such as runs")
+        raise ReportError(f"{root} is not a folder; give the folder of the runs, such as runs")
     expected = [(sweep.name, run.name) for sweep in map(read_sweep, sweeps) for run in sweep.runs]
     studies = read_studies(root, expected)
     if not studies:

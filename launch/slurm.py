@@ -3,10 +3,11 @@
     python launch/slurm.py --sweep configs/sweeps/sop_batch_size.yaml --dry-run
     python launch/slurm.py --sweep configs/sweeps/sop_batch_size.yaml --partition gpu
     python launch/slurm.py --sweep configs/sweeps/sop_batch_size.yaml --status
+    python launch/slurm.py --sweep configs/sweeps/sop_batch_size.yaml --only bs1000-seed0 --print-config
 
-Every run is planned before anything is submitted. The same command again skips what is finished or
-in the queue, and goes on with the rest. Exit codes: 0 done, 1 a run failed, 2 a mistake in what was
-asked for, 75 interrupted.
+Every run is planned before anything is submitted. The same command again skips the runs that are
+finished or in the queue, and submits the others. Exit codes: 0 done, 1 a run failed, 2 a mistake in
+the command or the sweep, 75 interrupted.
 """
 
 import argparse
@@ -14,12 +15,16 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import Field, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dml.config import add_set
+from dml.config import add_set, to_yaml
 from dml.plan import Plan
+from dml.train import INTERRUPTED
+from launch.estimate import estimate, paper_scores, total_hours
+from launch.resources import RESOURCE_HELP, flag, read_flag
+from launch.slurm_commands import SlurmError
 from launch.status import (
     ACTIVE,
     DONE,
@@ -28,39 +33,27 @@ from launch.status import (
     OTHER,
     STOPPED,
     UNKNOWN,
-    Standing,
-    standing,
-    summary,
-    table,
+    RunStatus,
+    count_states,
+    format_status,
+    status_of,
+    status_table,
 )
 from launch.submission import (
-    Queued,
-    SlurmError,
+    QueuedJob,
+    batch_script,
     cancel,
-    folder_of,
-    groups,
-    locked,
-    queued,
-    script,
+    group_by_resources,
+    last_jobs,
+    lock_sweep,
+    queued_jobs,
     submit,
-    submitted,
+    sweep_folder,
 )
-from launch.sweep import Resources, Sweep, SweepError, SweepRun, plan_all, read_sweep
+from launch.sweep import Sweep, SweepError, SweepRun, choose, plan_all, read_sweep
 from shards.output import exit_code
 
-FINISHED, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 75
-ASKED = {  # of Slurm; the keys of Resources
-    "nodes": "nodes of a run",
-    "processes_per_node": "processes on each node; with GPUs, as many as those",
-    "gpus_per_node": "GPUs on each node; 0: none",
-    "cpus_per_process": "cores of each process",
-    "minutes": "time limit; a run that needs longer is requeued and goes on",
-    "partition": "as sbatch has it",
-    "account": "as sbatch has it",
-    "constraint": "as sbatch has it",
-    "memory_gb": "memory on each node",
-    "parallel": "runs at the same time, at most, of those that ask for the same",
-}
+SUCCESS, RUN_FAILED, MISTAKE = 0, 1, 2
 
 Plans = Sequence[Plan | None]
 
@@ -68,19 +61,24 @@ Plans = Sequence[Plan | None]
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     try:
-        sweep = read(arguments)
+        whole = read(arguments)
+        sweep = choose(whole, arguments.only)
+        if arguments.print_config:
+            return print_config(sweep)
         if arguments.status:
-            return show(sweep, arguments.watch)
+            return show_status(sweep, arguments.watch)
         if arguments.cancel:
-            with locked(folder_of(sweep.runs)):
+            with lock_sweep(sweep_folder(sweep.runs)):
                 return cancel_jobs(sweep)
+        if arguments.executor == "local":
+            refuse_several_nodes(sweep)
         plans = plan_all(sweep)
         if arguments.dry_run:
-            return dry_run(sweep, plans, arguments)
-        with locked(folder_of(sweep.runs)):
+            return dry_run(sweep, plans, paper_scores(whole), arguments.executor)
+        with lock_sweep(sweep_folder(sweep.runs)):
             if arguments.executor == "local":
                 return run_local(sweep, plans, arguments.resubmit_failed)
-            return submit_rest(sweep, plans, arguments.resubmit_failed)
+            return submit_runs(sweep, plans, arguments.resubmit_failed)
     except (SweepError, SlurmError) as error:
         complain(error)
     except ModuleNotFoundError as error:
@@ -102,181 +100,207 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--sweep", required=True, metavar="FILE", help="configs/sweeps/NAME.yaml")
     parser.add_argument("--executor", choices=("slurm", "local"), default="slurm")
-    action = parser.add_mutually_exclusive_group()
-    for flag, text in {
-        "--dry-run": "print the runs and the batch script, submit nothing",
-        "--status": "where the runs stand",
-        "--cancel": "cancel this sweep's jobs; what they have done is kept",
-        "--resubmit-failed": "start the failed runs, too",
-    }.items():
-        action.add_argument(flag, action="store_true", help=text)
     parser.add_argument(
-        "--watch", type=float, metavar="SECONDS", help="with --status: again and again"
+        "--only",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="only these runs; a name without its seed means all its seeds",
     )
-    add_set(parser, "overlay values of every run")
-    resources = parser.add_argument_group("for every run, instead of what the sweep asks for")
-    for key in fields(Resources):
-        flag = f"--{key.name.replace('_', '-')}"
-        resources.add_argument(flag, metavar="X", help=ASKED[key.name])
+    action = parser.add_mutually_exclusive_group()
+    for name, text in {
+        "--dry-run": "print the runs, their estimated hours and the batch scripts; submit nothing",
+        "--status": "print the state of the runs",
+        "--cancel": "cancel this sweep's jobs; their checkpoints are kept",
+        "--resubmit-failed": "also start the runs that failed",
+        "--print-config": "print the config of one run, chosen with --only, as YAML",
+    }.items():
+        action.add_argument(name, action="store_true", help=text)
+    parser.add_argument(
+        "--watch", type=float, metavar="SECONDS", help="with --status: repeat it at this interval"
+    )
+    add_set(parser, "override values in every run")
+    resources = parser.add_argument_group("resources of every run, instead of the sweep's")
+    for key, text in RESOURCE_HELP.items():
+        resources.add_argument(flag(key), metavar="X", help=text)
     arguments = parser.parse_args(argv)
     if arguments.watch is not None and not (arguments.status and arguments.watch > 0):
-        parser.error("--watch SECONDS goes with --status, and is more than 0")
+        parser.error("--watch SECONDS needs --status and a number above 0")
     return arguments
 
 
 def read(arguments: argparse.Namespace) -> Sweep:
-    """The sweep, with what the flags ask for instead."""
+    """All runs of the sweep, with the resources of the flags."""
     problems: list[str] = []
     given: dict[str, Any] = {}
-    for key in fields(Resources):
-        text = getattr(arguments, key.name)
+    for key in RESOURCE_HELP:
+        text = getattr(arguments, key)
         if text is not None:
             try:
-                given[key.name] = value_of(key, text)
+                given[key] = read_flag(key, text)
             except ValueError as error:
-                problems.append(f"--{key.name.replace('_', '-')} {text}: {error}")
+                problems.append(f"{flag(key)} {text}: {error}")
     try:
         sweep = read_sweep(arguments.sweep, arguments.set)
     except SweepError as error:
         raise SweepError([*problems, *error.problems], error.where) from None
-    runs = tuple(replace(run, resources=replace(run.resources, **given)) for run in sweep.runs)
-    many = [run.name for run in runs if run.resources.nodes > 1]
-    if arguments.executor == "local" and many:
-        problems.append(f"{many[0]} asks for more than one node; for this machine set --nodes 1")
     if problems:
         raise SweepError(problems, arguments.sweep)
+    runs = tuple(replace(run, resources=replace(run.resources, **given)) for run in sweep.runs)
     return replace(sweep, runs=runs)
 
 
-def value_of(key: "Field[Any]", text: str) -> Any:
-    rule = key.metadata["rule"]
-    value: Any = text
-    if "int" in str(key.type):
-        if not text.isdecimal():
-            raise ValueError("must be a whole number")
-        value = int(text)
-    if not rule.holds(value):
-        raise ValueError(f"must be {rule.text}")
-    return value
+def refuse_several_nodes(sweep: Sweep) -> None:
+    names = [run.name for run in sweep.runs if run.resources.nodes > 1]
+    if names:
+        text = f"{names[0]} asks for more than one node; for this machine set --nodes 1"
+        raise SweepError([text], sweep.path)
 
 
-# ---- looking --------------------------------------------------------------------------------------
+# ---- what there is --------------------------------------------------------------------------------
 
 
-def look(sweep: Sweep, plans: Plans, anyway: bool = False) -> list[Standing]:
-    """anyway: where the queue cannot be asked, by the folders alone."""
-    folder = folder_of(sweep.runs)
-    jobs = submitted(folder)
+def print_config(sweep: Sweep) -> int:
+    if len(sweep.runs) != 1:
+        names = ", ".join(run.name for run in sweep.runs)
+        text = (
+            f"--print-config prints one run, not {len(sweep.runs)}; choose one with --only: {names}"
+        )
+        raise SweepError([text], sweep.path)
+    print(to_yaml(sweep.runs[0].config), end="")
+    return SUCCESS
+
+
+def collect_status(sweep: Sweep, plans: Plans, *, queue_optional: bool = False) -> list[RunStatus]:
+    """The status of every run. queue_optional: if Slurm's queue cannot be read, go on without it."""
+    folder = sweep_folder(sweep.runs)
+    jobs = last_jobs(folder)
     try:
-        queue: dict[str, Queued] | None = queued(folder)
+        queue: dict[str, QueuedJob] | None = queued_jobs(folder)
     except SlurmError as error:
-        if not anyway:
+        if not queue_optional:
             raise
         queue = None
         complain(f"the queue is unknown: {error}")
-    pairs = zip(sweep.runs, plans, strict=True)
-    return [standing(run, plan, queue, jobs) for run, plan in pairs]
+    try:
+        pairs = zip(sweep.runs, plans, strict=True)
+        return [status_of(run, plan, queue, jobs) for run, plan in pairs]
+    except SweepError:
+        raise
+    except ValueError as error:  # a damaged result.json or failed.json
+        raise SweepError([str(error)], folder) from None
 
 
-def told_all(sweep: Sweep, standings: Sequence[Standing]) -> str:
-    return f"{sweep.name}: {summary(standings)}, in {folder_of(sweep.runs).absolute()}"
+def format_summary(sweep: Sweep, statuses: Sequence[RunStatus]) -> str:
+    return f"{sweep.name}: {count_states(statuses)}, in {sweep_folder(sweep.runs).absolute()}"
 
 
-def show(sweep: Sweep, every: float | None) -> int:
+def show_status(sweep: Sweep, interval: float | None) -> int:
     plans: Plans = [None] * len(sweep.runs)
     try:
         plans = plan_all(sweep)
     except SweepError as error:
-        complain(f"without the numbers of the plans: {error}")
+        complain(f"the numbers of the plans are missing: {error}")
     try:
         while True:
-            standings = look(sweep, plans, anyway=True)
-            if every and sys.stdout.isatty():
+            statuses = collect_status(sweep, plans, queue_optional=True)
+            if interval and sys.stdout.isatty():
                 print("\033[2J\033[H", end="")
-            print(f"{table(standings)}\n\n{told_all(sweep, standings)}", flush=True)
-            if not every or not any(each.state in (*ACTIVE, UNKNOWN) for each in standings):
-                return FINISHED
-            time.sleep(every)
+            print(f"{status_table(statuses)}\n\n{format_summary(sweep, statuses)}", flush=True)
+            if not interval or not any(each.state in (*ACTIVE, UNKNOWN) for each in statuses):
+                return SUCCESS
+            time.sleep(interval)
     except KeyboardInterrupt:
-        return FINISHED
+        return SUCCESS
 
 
-def dry_run(sweep: Sweep, plans: Plans, arguments: argparse.Namespace) -> int:
-    standings = look(sweep, plans, anyway=True)
-    todo = rest(sweep, standings)
-    print(f"{table(standings)}\n\n{told_all(sweep, standings)}")
-    for problem in obstacles(sweep, standings, todo):
+def dry_run(sweep: Sweep, plans: Sequence[Plan], scores: dict[str, str], executor: str) -> int:
+    statuses = collect_status(sweep, plans, queue_optional=True)
+    estimates = [
+        estimate(run, plan, status)
+        for run, plan, status in zip(sweep.runs, plans, statuses, strict=True)
+    ]
+    columns = {
+        "paper": [scores[run.name] for run in sweep.runs],
+        "hours": [str(each) for each in estimates],
+    }
+    print(f"{status_table(statuses, columns)}\n\n{format_summary(sweep, statuses)}")
+    todo = runs_to_start(sweep, statuses)
+    for problem in find_problems(sweep, statuses, todo):
         complain(problem)
-    if arguments.executor == "slurm":
-        folder = folder_of(sweep.runs)
-        for resources, runs in groups(todo).items():
-            print(f"\n{script(f'{sweep.name}-NUMBER', resources, len(runs), folder)}")
-    return FINISHED
+    if executor == "slurm":
+        folder = sweep_folder(sweep.runs)
+        for resources, runs in group_by_resources(todo).items():
+            print(f"\n{batch_script(f'{sweep.name}-NUMBER', resources, len(runs), folder)}")
+    print(f"\n{total_hours(estimates)}")
+    return SUCCESS
 
 
-# ---- doing ----------------------------------------------------------------------------------------
+# ---- what is done ---------------------------------------------------------------------------------
 
 
-def rest(sweep: Sweep, standings: Sequence[Standing], failed: bool = False) -> list[SweepRun]:
-    """What is neither finished nor on its way."""
-    wanted = (NEW, STOPPED, FAILURE) if failed else (NEW, STOPPED)
-    pairs = zip(sweep.runs, standings, strict=True)
-    return [run for run, each in pairs if each.state in wanted]
+def runs_to_start(
+    sweep: Sweep, statuses: Sequence[RunStatus], *, failed: bool = False
+) -> list[SweepRun]:
+    """The runs that are neither finished nor in the queue. failed: also those that failed."""
+    states = (NEW, STOPPED, FAILURE) if failed else (NEW, STOPPED)
+    pairs = zip(sweep.runs, statuses, strict=True)
+    return [run for run, status in pairs if status.state in states]
 
 
-def obstacles(sweep: Sweep, standings: Sequence[Standing], todo: Sequence[SweepRun]) -> list[str]:
-    """What would go wrong: the folders that are taken, and the files that are not there."""
+def find_problems(
+    sweep: Sweep, statuses: Sequence[RunStatus], todo: Sequence[SweepRun]
+) -> list[str]:
+    """What would stop the runs: folders that hold other runs, and missing files."""
     problems = [
-        f"{folder_of(sweep.runs) / each.name} is a run of another config: {each.note}; set run.dir "
-        "or remove the folder"
-        for each in standings
+        f"{sweep_folder(sweep.runs) / each.name} is a run of another config: {each.note}; set "
+        "run.dir or remove the folder"
+        for each in statuses
         if each.state == OTHER
     ]
-    needed: dict[str, str] = {}  # what is missing -> the first run that needs it
+    needed: dict[str, str] = {}  # problem -> the first run that has it
     for run in todo:
         shards, weights = run.config.data.shards, run.config.model.weights
         if not Path(shards, "manifest.json").exists():
-            problem = f"data.shards = {shards}: there are no shards; build them or mend the path"
+            problem = f"data.shards = {shards}: there are no shards; build them or fix the path"
             needed.setdefault(problem, run.name)
         if weights not in (None, "pretrained") and not Path(weights).exists():
-            problem = f"model.weights = {weights}: there is no such file; mend the path"
+            problem = f"model.weights = {weights}: there is no such file; fix the path"
             needed.setdefault(problem, run.name)
     return [*problems, *(f"{run}: {problem}" for problem, run in needed.items())]
 
 
-def ready(sweep: Sweep, standings: Sequence[Standing], failed: bool) -> list[SweepRun]:
-    """The runs to start; SweepError if they could not be."""
-    todo = rest(sweep, standings, failed)
-    problems = obstacles(sweep, standings, todo)
+def checked_runs_to_start(
+    sweep: Sweep, statuses: Sequence[RunStatus], *, failed: bool
+) -> list[SweepRun]:
+    """The runs to start; SweepError if something would stop them."""
+    todo = runs_to_start(sweep, statuses, failed=failed)
+    problems = find_problems(sweep, statuses, todo)
     if problems:
         raise SweepError(problems, sweep.path)
     return todo
 
 
-def submit_rest(sweep: Sweep, plans: Plans, failed: bool) -> int:
-    standings = look(sweep, plans)
-    runs = ready(sweep, standings, failed)
+def submit_runs(sweep: Sweep, plans: Plans, failed: bool) -> int:
+    statuses = collect_status(sweep, plans)
+    runs = checked_runs_to_start(sweep, statuses, failed=failed)
     jobs = submit(sweep.name, runs) if runs else []
-    print(told_all(sweep, standings))
-    print(f"submitted {len(runs)} of {len(sweep.runs)} runs{as_jobs(jobs)}; --status shows them")
-    return hint(standings, failed)
-
-
-def as_jobs(jobs: Sequence[str]) -> str:
-    return f" as job {', '.join(jobs)}" if jobs else ""
-
-
-def hint(standings: Sequence[Standing], failed: bool) -> int:
-    if not failed and any(each.state == FAILURE for each in standings):
-        print("some runs failed: --status tells why, --resubmit-failed tries again")
-    return FINISHED
+    as_jobs = f" as job {', '.join(jobs)}" if jobs else ""
+    print(format_summary(sweep, statuses))
+    print(f"submitted {len(runs)} of {len(sweep.runs)} runs{as_jobs}; --status shows them")
+    if not failed and any(each.state == FAILURE for each in statuses):
+        print("some runs failed: --status shows why, --resubmit-failed starts them again")
+    return SUCCESS
 
 
 def cancel_jobs(sweep: Sweep) -> int:
-    queue = queued(folder_of(sweep.runs))
-    cancel(list(queue.values()))
-    print(f"cancelled {len(queue)} jobs; the same sweep, started again, goes on from here")
-    return FINISHED
+    names = {run.name for run in sweep.runs}
+    queue = queued_jobs(sweep_folder(sweep.runs))
+    jobs = [job for name, job in queue.items() if name in names]
+    cancel(jobs)
+    print(f"cancelled {len(jobs)} jobs; submit the sweep again to resume them")
+    return SUCCESS
 
 
 def run_local(sweep: Sweep, plans: Sequence[Plan], failed: bool) -> int:
@@ -284,10 +308,10 @@ def run_local(sweep: Sweep, plans: Sequence[Plan], failed: bool) -> int:
 
     from launch.local import run_here
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    standings = look(sweep, plans)
-    todo = ready(sweep, standings, failed)
-    print(told_all(sweep, standings), flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # handled like Ctrl-C
+    statuses = collect_status(sweep, plans)
+    todo = checked_runs_to_start(sweep, statuses, failed=failed)
+    print(format_summary(sweep, statuses), flush=True)
     for number, (run, plan) in enumerate(zip(sweep.runs, plans, strict=True), 1):
         if run not in todo:
             continue
@@ -295,23 +319,18 @@ def run_local(sweep: Sweep, plans: Sequence[Plan], failed: bool) -> int:
         try:
             with tqdm(total=plan.steps, desc=label, unit="step", leave=False) as bar:
 
-                def tick(run: SweepRun = run, plan: Plan = plan, bar: Any = bar) -> None:
-                    bar.n = standing(run, plan, {}, {}).step
+                def update(run: SweepRun = run, plan: Plan = plan, bar: Any = bar) -> None:
+                    bar.n = status_of(run, plan, {}, {}).step
                     bar.refresh()
 
-                run_here(run, tick)
+                run_here(run, update)
         except KeyboardInterrupt:
-            print(f"{label}: interrupted; the same command continues", flush=True)
+            print(f"{label}: interrupted; the same command resumes it", flush=True)
             return INTERRUPTED
-        print(f"{label}: {told(standing(run, plan, {}, {}))}", flush=True)
-    ended = look(sweep, plans)
-    print(told_all(sweep, ended), flush=True)
-    return FINISHED if all(each.state in (DONE, *ACTIVE) for each in ended) else FAILED
-
-
-def told(each: Standing) -> str:
-    recall = "" if each.recall is None else f", Recall@1 {each.recall:.2%}"
-    return f"{each.state}{recall}{': ' * bool(each.note)}{each.note}"
+        print(f"{label}: {format_status(status_of(run, plan, {}, {}))}", flush=True)
+    statuses = collect_status(sweep, plans)
+    print(format_summary(sweep, statuses), flush=True)
+    return SUCCESS if all(each.state in (DONE, *ACTIVE) for each in statuses) else RUN_FAILED
 
 
 if __name__ == "__main__":

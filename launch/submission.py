@@ -3,14 +3,12 @@
     runs/SWEEP/sweep.json    {"submissions": [{"name": of the jobs, "runs": [...], "job": id}]}
     runs/SWEEP/slurm/        submitit's folder: scripts, pickles, logs
 
-A submission is noted before sbatch is called, and its jobs are found by their unique name: a launcher
-that dies in between leaves no job that nobody knows. No database (sacct) is asked.
+A submission is recorded before sbatch is called, and its jobs are found by their unique name. So if
+the launcher dies in between, its jobs are still known. Slurm's accounting (sacct) is not needed.
 """
 
 import secrets
 import shlex
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,38 +18,36 @@ from typing import Any
 
 from dml.run_folder.files import read_json, try_lock, write_json
 from launch.job import job_of
-from launch.sweep import Resources, SweepError, SweepRun
+from launch.resources import Resources
+from launch.slurm_commands import SlurmError, is_installed, slurm
+from launch.sweep import SweepError, SweepRun
 
 ROOT = Path(__file__).resolve().parents[1]
-BOOK, LOCK, LOGS = "sweep.json", ".lock", "slurm"
-# submitit's handler meets only signals outside of training; jobs of ten minutes and less always
-# count as timed out there.
-TIMEOUTS = 100
-WARNING = 120  # seconds between the signal and the end: a step and a checkpoint must fit
-STRAGGLERS = 20  # seconds for the other tasks when the first has ended
-SEEN = "ArrayJobID:20,ArrayTaskID:20,State:20,RestartCnt:10,Name:250,Reason:200"
-
-
-class SlurmError(RuntimeError):
-    """Slurm refused, or is not there."""
+SUBMISSIONS_FILE, LOCK_FILE, LOGS = "sweep.json", ".lock", "slurm"
+# submitit's handler receives only the signals outside training, and counts every signal to a job of ten
+# minutes or less as a timeout.
+MAX_TIMEOUTS = 100
+SIGNAL_SECONDS = 120  # from the signal to the end of the job: a step and a checkpoint must fit
+STRAGGLER_SECONDS = 20  # for the other tasks to end after the first has ended
+SQUEUE_FORMAT = "ArrayJobID:20,ArrayTaskID:20,State:20,RestartCnt:10,Name:250,Reason:200"
 
 
 @dataclass(frozen=True)
-class Queued:
-    """A job in Slurm's queue."""
+class QueuedJob:
+    """A job in Slurm's queue; state and reason are Slurm's words."""
 
     job: str
-    state: str  # Slurm's word
+    state: str
     restarts: int
     reason: str
 
 
-def folder_of(runs: Sequence[SweepRun]) -> Path:
+def sweep_folder(runs: Sequence[SweepRun]) -> Path:
     return Path(runs[0].config.run.dir)
 
 
-def groups(runs: Sequence[SweepRun]) -> dict[Resources, list[SweepRun]]:
-    """An array's elements ask for the same; usually there is one group."""
+def group_by_resources(runs: Sequence[SweepRun]) -> dict[Resources, list[SweepRun]]:
+    """The runs of each job array: its elements must ask for the same resources."""
     found: dict[Resources, list[SweepRun]] = {}
     for run in runs:
         found.setdefault(run.resources, []).append(run)
@@ -61,9 +57,9 @@ def groups(runs: Sequence[SweepRun]) -> dict[Resources, list[SweepRun]]:
 # ---- the batch script -----------------------------------------------------------------------------
 
 
-def parameters(name: str, resources: Resources, count: int, logs: Path) -> dict[str, Any]:
-    """Of submitit's SlurmExecutor."""
-    given = {
+def executor_parameters(name: str, resources: Resources, count: int, logs: Path) -> dict[str, Any]:
+    """The parameters of submitit's SlurmExecutor."""
+    optional = {
         "partition": resources.partition,
         "account": resources.account,
         "constraint": resources.constraint,
@@ -77,102 +73,104 @@ def parameters(name: str, resources: Resources, count: int, logs: Path) -> dict[
         "nodes": resources.nodes,
         "ntasks_per_node": resources.processes_per_node,
         "cpus_per_task": resources.cpus_per_process,
-        **{key: value for key, value in given.items() if value is not None},
+        **{key: value for key, value in optional.items() if value is not None},
         "array_parallelism": resources.parallel or count,
-        "signal_delay_s": min(WARNING, 20 * resources.minutes),
+        "signal_delay_s": min(SIGNAL_SECONDS, 20 * resources.minutes),
         "additional_parameters": {"requeue": True},
         "stderr_to_stdout": True,
-        # srun does not take --cpus-per-task over from sbatch (since Slurm 22.05)
-        "srun_args": [f"--wait={STRAGGLERS}", f"--cpus-per-task={resources.cpus_per_process}"],
+        # Since Slurm 22.05 srun does not take --cpus-per-task over from sbatch.
+        "srun_args": [
+            f"--wait={STRAGGLER_SECONDS}",
+            f"--cpus-per-task={resources.cpus_per_process}",
+        ],
         "setup": [
             f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}",
-            "export SLURM_EXPORT_ENV=ALL",  # the tasks get it, too, whatever sbatch was told
+            "export SLURM_EXPORT_ENV=ALL",  # the tasks get PYTHONPATH whatever sbatch --export says
         ],
         "teardown": [f"{finish} $?"],
     }
 
 
-def script(name: str, resources: Resources, count: int, folder: Path) -> str:
-    """What sbatch would get, also where there is no Slurm."""
+def batch_script(name: str, resources: Resources, count: int, folder: Path) -> str:
+    """The script that sbatch would get; Slurm itself is not needed."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     logs = (folder / LOGS).absolute()
     command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(logs)])
     array = count if count > 1 else None
-    given = parameters(name, resources, count, logs)
-    return _make_sbatch_string(command=command, folder=logs, map_count=array, **given)
+    parameters = executor_parameters(name, resources, count, logs)
+    return _make_sbatch_string(command=command, folder=logs, map_count=array, **parameters)
 
 
 # ---- sweep.json -----------------------------------------------------------------------------------
 
 
-def submissions(folder: Path) -> list[dict[str, Any]]:
+def read_submissions(folder: Path) -> list[dict[str, Any]]:
+    path = folder / SUBMISSIONS_FILE
     try:
-        book = read_json(folder / BOOK)
-        found: list[dict[str, Any]] = [] if book is None else book["submissions"]
+        content = read_json(path)
+        found: list[dict[str, Any]] = [] if content is None else content["submissions"]
         if all(entry["name"] and entry["runs"] and "job" in entry for entry in found):
             return found
     except (ValueError, TypeError, KeyError):
         pass
-    raise SlurmError(
-        f"{folder / BOOK} is damaged; remove it when none of the sweep's jobs is in the queue"
-    )
+    raise SlurmError(f"{path} is damaged; remove it when no job of the sweep is in the queue")
 
 
-def submitted(folder: Path) -> dict[str, str]:
-    """Run -> its last job, where one is known."""
+def last_jobs(folder: Path) -> dict[str, str]:
+    """Run -> the id of its last job, where it is known."""
     return {
-        run: element(entry, index)
-        for entry in submissions(folder)
+        run: _job_id(entry, index)
+        for entry in read_submissions(folder)
         if entry["job"]
         for index, run in enumerate(entry["runs"])
     }
 
 
-def element(entry: Mapping[str, Any], index: int) -> str:
-    """A single job is no array."""
+def _job_id(entry: Mapping[str, Any], index: int) -> str:
+    """A submission of one run is a plain job, not an array."""
     return f"{entry['job']}_{index}" if len(entry["runs"]) > 1 else entry["job"]
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One launcher at a time."""
+def lock_sweep(folder: Path) -> Iterator[None]:
+    """Allow one launcher at a time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("w")
+        file = (folder / LOCK_FILE).open("w")
     except OSError as error:
-        text = f"{folder} cannot be written: {error.strerror}; set run.dir to a folder that can"
+        text = f"{folder} cannot be written: {error.strerror}; set run.dir to a writable folder"
         raise SlurmError(text) from None
     with file:
         if not try_lock(file):
-            raise SweepError(["another launcher is at work on it; wait for it"], folder)
+            raise SweepError(["another launcher is working on this sweep; wait for it"], folder)
         yield
 
 
 def submit(sweep: str, runs: Sequence[SweepRun]) -> list[str]:
-    """Submit the runs, one array for each group; the ids of the jobs."""
+    """Submit the runs as one job array per kind of resources; returns the ids of the jobs."""
     from submitit import SlurmExecutor
 
-    if shutil.which("sbatch") is None:
+    if not is_installed("sbatch"):
         raise SlurmError("there is no sbatch here; --executor local runs the sweep on this machine")
-    folder, jobs = folder_of(runs), list[str]()
+    folder, jobs = sweep_folder(runs), list[str]()
     logs = (folder / LOGS).absolute()
-    for resources, members in groups(runs).items():
+    for resources, members in group_by_resources(runs).items():
         name = f"{sweep}-{secrets.token_hex(3)}".replace(" ", "_")
-        known = submissions(folder)
+        earlier = read_submissions(folder)
         entry: dict[str, Any] = {"name": name, "runs": [run.name for run in members], "job": None}
-        write_json(folder / BOOK, {"submissions": [*known, entry]})
+        write_json(folder / SUBMISSIONS_FILE, {"submissions": [*earlier, entry]})
         try:
-            executor = SlurmExecutor(logs, max_num_timeout=TIMEOUTS)
-            executor.update_parameters(**parameters(name, resources, len(members), logs))
+            executor = SlurmExecutor(logs, max_num_timeout=MAX_TIMEOUTS)
+            executor.update_parameters(**executor_parameters(name, resources, len(members), logs))
             with executor.batch():
                 submitted = [executor.submit(job_of(run)) for run in members]
-        except (RuntimeError, OSError) as error:  # sbatch's own words, or there is none
+        except (RuntimeError, OSError) as error:  # sbatch's own message, or there is no sbatch
             before = f"; job {', '.join(jobs)} was, and --status shows it" if jobs else ""
-            what = f"{members[0].name} and the runs like it"
+            what = f"{members[0].name} and the runs with the same resources"
             raise SlurmError(f"{what} were not submitted: {error}{before}") from None
         entry["job"] = submitted[0].job_id.partition("_")[0]
-        write_json(folder / BOOK, {"submissions": [*known, entry]})
+        write_json(folder / SUBMISSIONS_FILE, {"submissions": [*earlier, entry]})
         jobs.append(entry["job"])
     return jobs
 
@@ -180,42 +178,32 @@ def submit(sweep: str, runs: Sequence[SweepRun]) -> list[str]:
 # ---- Slurm's queue --------------------------------------------------------------------------------
 
 
-def slurm(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SlurmError(f"{command[0]}: {error}") from None
-    if done.returncode:
-        raise SlurmError(f"{command[0]}: {done.stderr.strip()}")
-    return done.stdout
-
-
-def queued(folder: Path) -> dict[str, Queued]:
-    """The runs of a sweep that are in the queue, whoever submitted them."""
-    known: dict[str, list[str]] = {}
-    for entry in submissions(folder):
-        known[entry["name"]] = entry["runs"]
+def queued_jobs(folder: Path) -> dict[str, QueuedJob]:
+    """Run -> its job in the queue, whoever submitted it."""
+    runs_of: dict[str, list[str]] = {}  # by the name and by the id of the jobs
+    for entry in read_submissions(folder):
+        runs_of[entry["name"]] = entry["runs"]
         if entry["job"]:
-            known[entry["job"]] = entry["runs"]
-    if not known:
+            runs_of[entry["job"]] = entry["runs"]
+    if not runs_of:
         return {}
-    if shutil.which("squeue") is None:
+    if not is_installed("squeue"):
         raise SlurmError(
-            f"there is no squeue here to tell which runs of {folder} are in the queue; go where "
-            f"Slurm is, or remove {folder / BOOK} when none of its jobs is left"
+            f"there is no squeue here to ask which runs of {folder} are in the queue; work where "
+            f"Slurm is installed, or remove {folder / SUBMISSIONS_FILE} if no job is left"
         )
     found = {}
-    for line in slurm("squeue", "--noheader", "--array", f"--Format={SEEN}").splitlines():
-        job, number, state, restarts, *named = line.split()
-        name, reason = named[0] if named else "", " ".join(named[1:])
-        runs = known.get(name) or known.get(job) or []
+    for line in slurm("squeue", "--noheader", "--array", f"--Format={SQUEUE_FORMAT}").splitlines():
+        job, number, state, restarts, *words = line.split()
+        name, reason = words[0] if words else "", " ".join(words[1:])
+        runs = runs_of.get(name) or runs_of.get(job) or []
         index = int(number) if number.isdigit() else 0
         if index < len(runs):
-            full = f"{job}_{number}" if number.isdigit() else job
-            found[runs[index]] = Queued(full, state, int(restarts), reason)
+            job_id = f"{job}_{number}" if number.isdigit() else job
+            found[runs[index]] = QueuedJob(job_id, state, int(restarts), reason)
     return found
 
 
-def cancel(jobs: Sequence[Queued]) -> None:
+def cancel(jobs: Sequence[QueuedJob]) -> None:
     if jobs:
         slurm("scancel", *(each.job for each in jobs))

@@ -1,20 +1,20 @@
-"""A study as a list of runs: a base config, a grid, seeds. Expansion is pure and needs no torch.
+"""A study as a list of runs: a base config, a grid and seeds, expanded without torch.
 
     base: ../sop.yaml                     # or a list; paths are relative to the sweep's file
     seeds: [0, 1]
     set: {length.images: 64_000}          # for every run
     grid:                                 # every combination of the axes, in the order of the file
       batch:                              # named points, of any number of keys
-        bs20: {batch.classes: 4, slurm: {nodes: 1}}     # `slurm`: what this point needs instead
+        bs20: {batch.classes: 4, slurm: {nodes: 1}}     # `slurm` overrides the section below
         bs40: {batch.classes: 8}
-      model.embedding_size: [64, 128]     # a config key: the labels follow from the values
-      optim.lr: {slow: 1e-4, fast: 1e-3}  # or are given
+      model.embedding_size: [64, 128]     # a config key: labels are made from the values
+      optim.lr: {slow: 1e-4, fast: 1e-3}  # or given
     variants: {plain: {}, deep: {...}}    # one more axis, called variant
     slurm: {nodes: 2, gpus_per_node: 8, processes_per_node: 8}
 
-A later axis overrides an earlier one, and all of them `set`; another loss.name must not follow the
-parameters of a loss. The runs of configs/sweeps/NAME.yaml go into runs/NAME/, each called by its labels
-and seed: bs20-embedding_size64-slow-seed0.
+A later axis overrides an earlier one, and every axis overrides `set`. Parameters of a loss belong in
+the same layer as its loss.name, or in a later one. The runs of configs/sweeps/NAME.yaml go into
+runs/NAME/; a run's name consists of its labels and its seed: bs20-embedding_size64-slow-seed0.
 """
 
 import json
@@ -22,26 +22,28 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from dml.config import Config, Loss, load, parse
 from dml.errors import ConfigError
 from dml.plan import Plan, built_sizes, plan
-from dml.rules import NOT_EMPTY, Problem, Rule, at_least, did_you_mean, fit
+from dml.rules import Problem, did_you_mean
+from launch.resources import Resources, read_resources
 
 LABEL = re.compile(r"\w[\w.+-]*")
 TEXT = re.compile(r"(?!(?:true|false|null)$)[A-Za-z_/.][\w/.+-]*", re.IGNORECASE)
 KEYS = ("base", "seeds", "set", "grid", "variants", "slurm")
-GIVEN = {"run.name", "run.seed"}  # by the labels and the seeds
+FROM_THE_SWEEP = {"run.name", "run.seed"}  # made from the labels and the seeds
 
 Overrides = dict[str, str]  # section.key -> its value, as --set takes it
 
 
 class SweepError(ValueError):
-    """Everything that is wrong with a sweep, together."""
+    """A sweep is wrong; every problem is listed."""
 
     def __init__(self, problems: Sequence[str], where: str | Path) -> None:
         super().__init__(problems, where)
@@ -53,34 +55,9 @@ class SweepError(ValueError):
         return "\n  ".join([f"{count} in {self.where}:", *self.problems])
 
 
-def _must(rule: Rule, default: int | None) -> Any:
-    return field(default=default, metadata={"rule": rule})
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What a run asks of Slurm. One task per process; parallel: runs of the array at the same time,
-    None: no limit."""
-
-    nodes: int = _must(at_least(1), 1)
-    processes_per_node: int = _must(at_least(1), 1)
-    gpus_per_node: int = _must(at_least(0), 0)
-    cpus_per_process: int = _must(at_least(1), 1)
-    minutes: int = _must(at_least(1), 60)
-    partition: str | None = _must(NOT_EMPTY, None)
-    account: str | None = _must(NOT_EMPTY, None)
-    constraint: str | None = _must(NOT_EMPTY, None)
-    memory_gb: int | None = _must(at_least(1), None)
-    parallel: int | None = _must(at_least(1), None)
-
-    @property
-    def processes(self) -> int:
-        return self.nodes * self.processes_per_node
-
-
 @dataclass(frozen=True)
 class SweepRun:
-    """point: axis -> label. files and sets: what --config and --set of the training take."""
+    """point: axis -> label. files and sets: the --config and --set of dml/train.py."""
 
     name: str
     point: tuple[tuple[str, str], ...]
@@ -90,10 +67,15 @@ class SweepRun:
     config: Config
     resources: Resources
 
+    @property
+    def label(self) -> str:
+        """The name without the seed; the name itself if the sweep has no axes."""
+        return self.name.removesuffix(f"-seed{self.seed}")
+
 
 @dataclass(frozen=True)
 class Sweep:
-    """resources: of the file; those of a run may differ."""
+    """resources: those of the file; a run may override them."""
 
     name: str
     runs: tuple[SweepRun, ...]
@@ -109,7 +91,7 @@ class _Point:
 
 
 class _Problems:
-    """In the order they were met; the same problem of many runs is told once."""
+    """Problems in the order they were found; one that many runs share is listed once."""
 
     def __init__(self) -> None:
         self.runs: dict[str, list[str]] = {}
@@ -121,11 +103,11 @@ class _Problems:
         for problem in problems:
             self.add(problem, run)
 
-    def told(self, total: int) -> list[str]:
-        return [f"{_who(runs, total)}{text}" for text, runs in self.runs.items()]
+    def lines(self, total: int) -> list[str]:
+        return [f"{_which(runs, total)}{text}" for text, runs in self.runs.items()]
 
 
-def _who(runs: Sequence[str], total: int) -> str:
+def _which(runs: Sequence[str], total: int) -> str:
     if not runs:
         return ""
     if len(runs) == total > 1:
@@ -135,7 +117,7 @@ def _who(runs: Sequence[str], total: int) -> str:
 
 
 def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
-    """The runs of a sweep's file; `sets`: more --set, for every run. SweepError lists every problem."""
+    """The runs of a sweep's file; SweepError lists every problem. sets: --set for every run."""
     path, problems = Path(path), _Problems()
     tree = _read_file(path)
     for key in (key for key in tree if key not in KEYS):
@@ -147,9 +129,9 @@ def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
     slurm = _mapping("slurm", tree.get("slurm", {}), problems) | common.slurm
     last = {key: value for key, _, value in (text.partition("=") for text in sets)}
     axes = _read_axes(tree, problems)
-    if problems.runs:  # what a broken part would have said must not be reported as missing
-        _read_resources(slurm, problems)
-        raise SweepError(problems.told(0), path)
+    if problems.runs:  # stop here: values of a broken part would be reported as missing
+        read_resources(slurm, problems.add)
+        raise SweepError(problems.lines(0), path)
 
     runs: list[SweepRun] = []
     points = list(product(product(*axes.values()), seeds))
@@ -161,10 +143,13 @@ def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
         overrides = _overlay(layers, loss)
         given = {k: v for layer in layers for k, v in layer.items() if k.startswith("loss.")}
         for key in sorted(given.keys() - overrides.keys()):
-            text = f"{key} = {given[key]}: is lost with another loss.name; give it beside its own"
+            text = (
+                f"{key} = {given[key]}: is lost, because a later layer sets another loss.name; set it "
+                "beside that loss.name"
+            )
             problems.add(text, name)
-        for key in sorted(GIVEN & overrides.keys()):
-            problems.add(f"{key} = {overrides[key]}: the sweep gives it; remove it")
+        for key in sorted(FROM_THE_SWEEP & overrides.keys()):
+            problems.add(f"{key} = {overrides[key]}: the sweep sets it; remove it")
         overrides |= {
             "run.name": as_text(name),
             "run.dir": _inside(overrides.get("run.dir", "runs"), path.stem),
@@ -172,7 +157,7 @@ def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
         }
         texts = tuple(f"{key}={value}" for key, value in overrides.items())
         needs = {key: value for point in chosen for key, value in point.slurm.items()}
-        resources = _read_resources({**slurm, **needs}, problems, name)
+        resources = read_resources({**slurm, **needs}, partial(problems.add, run=name))
         try:
             config = load(files, texts)
         except ConfigError as error:
@@ -184,8 +169,8 @@ def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
     for name in (name for name, count in names.items() if count > 1):
         problems.add(f"{names[name]} runs would be called {name}; change a label")
     if problems.runs:
-        raise SweepError(problems.told(len(points)), path)
-    return Sweep(path.stem, tuple(runs), _read_resources(slurm, problems), str(path))
+        raise SweepError(problems.lines(len(points)), path)
+    return Sweep(path.stem, tuple(runs), read_resources(slurm, problems.add), str(path))
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:
@@ -269,7 +254,7 @@ def _mapping(key: str, value: object, problems: _Problems) -> dict[str, Any]:
 
 
 def _label(axis: str, value: object) -> str:
-    """embedding_size64; a text speaks for itself."""
+    """The label of a value on a key's axis: embedding_size64, or the text itself."""
     text = (
         value
         if isinstance(value, str)
@@ -279,7 +264,7 @@ def _label(axis: str, value: object) -> str:
 
 
 def as_text(value: object) -> str:
-    """The value as --set reads it back."""
+    """The value as text that --set reads back."""
     plain = isinstance(value, str) and TEXT.fullmatch(value)
     return str(value) if plain else json.dumps(value, ensure_ascii=False, default=str)
 
@@ -288,11 +273,11 @@ def _inside(folder: str, name: str) -> str:
     try:
         return as_text(str(Path(str(parse(folder)), name)))
     except ValueError:
-        return folder  # not YAML, which the config reports
+        return folder  # not YAML; loading the config reports it
 
 
 def _loss_of(files: Sequence[str], layers: Iterable[Overrides]) -> str:
-    """The base's loss.name; what the layers add, as a base alone need not be complete."""
+    """The base's loss.name. The layers are added because a base alone need not be complete."""
     others = {**_overlay(layers, Loss.name), "run.name": "base"}
     texts = [f"{key}={value}" for key, value in others.items() if not key.startswith("loss.")]
     try:
@@ -302,7 +287,8 @@ def _loss_of(files: Sequence[str], layers: Iterable[Overrides]) -> str:
 
 
 def _overlay(layers: Iterable[Overrides], loss: str) -> Overrides:
-    """Later layers win, with the two exceptions of the config: `length`, and another loss."""
+    """Merge the layers; later ones win. A new length replaces the old one, as in the config, and
+    another loss.name drops the parameters of the loss before."""
     merged: Overrides = {}
     for layer in layers:
         if any(key.startswith("length.") for key in layer):
@@ -314,34 +300,35 @@ def _overlay(layers: Iterable[Overrides], loss: str) -> Overrides:
     return merged
 
 
-def _read_resources(
-    given: Mapping[str, object], problems: _Problems, run: str | None = None
-) -> Resources:
-    hints, known = get_type_hints(Resources), {f.name: f for f in fields(Resources)}
-    values: dict[str, Any] = {}
-    for key, value in given.items():
-        if key not in known:
-            fix = f"{did_you_mean(key, known)}slurm has {', '.join(known)}"
-            problems.add(Problem(f"slurm.{key}", value, "unknown key", fix), run)
-        elif value is not None or type(None) not in get_args(hints[key]):
-            kind = int if int in (hints[key], *get_args(hints[key])) else str
-            try:
-                values[key] = fit(value, kind, known[key].metadata["rule"])
-            except ValueError as error:
-                fix = f"the default is {known[key].default}"
-                problems.add(Problem(f"slurm.{key}", value, str(error), fix), run)
-    return Resources(**values)
+def choose(sweep: Sweep, names: Sequence[str]) -> Sweep:
+    """The sweep with only the named runs; a name without its seed means all its seeds.
+
+    No names choose all runs.
+    """
+    if not names:
+        return sweep
+    known = [*dict.fromkeys(name for run in sweep.runs for name in (run.label, run.name))]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        hints = "".join(did_you_mean(name, known) for name in unknown)
+        labels = ", ".join(dict.fromkeys(run.label for run in sweep.runs))
+        seeds = ", ".join(dict.fromkeys(f"-seed{run.seed}" for run in sweep.runs))
+        endings = "" if sweep.runs[0].label == sweep.runs[0].name else f", each with {seeds}"
+        text = f"--only {' '.join(unknown)}: no such run; {hints}the runs are {labels}{endings}"
+        raise SweepError([text], sweep.path)
+    runs = tuple(run for run in sweep.runs if {run.name, run.label} & set(names))
+    return replace(sweep, runs=runs)
 
 
 def plan_all(sweep: Sweep) -> tuple[Plan, ...]:
-    """The plan of every run, for the processes it asks for; SweepError."""
+    """The plan of every run for its number of processes; SweepError lists every problem."""
     problems, plans = _Problems(), []
     sizes: dict[str, tuple[int | None, int | None]] = {}
     for run in sweep.runs:
         needs = run.resources
         if needs.gpus_per_node not in (0, needs.processes_per_node):
-            rule = f"one process a GPU, but processes_per_node is {needs.processes_per_node}"
-            fix = "give both the same number, or no GPUs"
+            rule = f"must equal processes_per_node, which is {needs.processes_per_node}, or be 0"
+            fix = "a process uses one GPU"
             problems.add(Problem("slurm.gpus_per_node", needs.gpus_per_node, rule, fix), run.name)
         try:
             shards = run.config.data.shards
@@ -353,5 +340,5 @@ def plan_all(sweep: Sweep) -> tuple[Plan, ...]:
         except ValueError as error:  # ShardError: damaged shards
             problems.add(error, run.name)
     if problems.runs:
-        raise SweepError(problems.told(len(sweep.runs)), f"the plans of {sweep.path}")
+        raise SweepError(problems.lines(len(sweep.runs)), f"the plans of {sweep.path}")
     return tuple(plans)

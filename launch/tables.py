@@ -1,17 +1,16 @@
-"""Our results beside the paper's: the rows of a study, as Markdown, and every run as CSV."""
+"""Our results beside the paper's: the rows of a study as Markdown, and every run as CSV."""
 
 import csv
 import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from launch.paper import Table, beside
+from launch.paper import Table, paper_score, tables_for
 from launch.records import Group, Run, Spread, Study
 
-TOOK = ("images", "step", "trained_steps", "seconds", "images_per_second")
-SPREAD = "Shares in percent: the mean over n seeds (lowest to highest)."
+AMOUNTS = ("images", "step", "trained_steps", "seconds", "images_per_second")
+SPREAD = "Fractions in percent: the mean over n seeds (lowest to highest)."
 
 
 @dataclass(frozen=True)
@@ -20,9 +19,9 @@ class Cells:
     rows: tuple[tuple[str, ...], ...]
 
 
-def cells(study: Study, tables: Sequence[Table]) -> Cells:
-    """A row for every group: what it is, what came out, what the paper has, what it took."""
-    papers = beside(study, tables)
+def table_cells(study: Study, tables: Sequence[Table]) -> Cells:
+    """A row per group: its settings, our scores, the paper's, and the images and seconds it took."""
+    papers = tables_for(study, tables)
     others = [key for key in score_names(study.runs) if key != "recall@1"]
     header = (
         *("runs", *study.columns, "n", "Recall@1", *(_paper_title(study, t) for t in papers)),
@@ -35,7 +34,7 @@ def cells(study: Study, tables: Sequence[Table]) -> Cells:
             *(_count(group), _percent(group.spread("recall@1"), whole=True)),
             *(_paper_score(group, table) for table in papers),
             _percent(group.spread("steps_without_pairs"), whole=True),
-            *(_number(group.spread(key)) for key in TOOK),
+            *(_number(group.spread(key)) for key in AMOUNTS),
             *(_percent(group.spread(key)) for key in others),
         )
         for group in study.groups
@@ -44,7 +43,7 @@ def cells(study: Study, tables: Sequence[Table]) -> Cells:
 
 
 def score_names(runs: Sequence[Run]) -> tuple[str, ...]:
-    """recall@1, recall@10, ..., r_precision, map@r, and on held-out classes, where there are any."""
+    """recall@1, recall@10, ..., r_precision, map@r, then the same for held-out classes, if any."""
     names = dict.fromkeys(key for run in runs for key in run.result if run.number(key) is not None)
     scores = ("recall@", "r_precision", "map@r", "validation_")
     return tuple(sorted((k for k in names if k.startswith(scores)), key=_score_order))
@@ -55,34 +54,38 @@ def _score_order(key: str) -> tuple[bool, bool, int]:
     return key.startswith("validation_"), not k, int(k) if k.isdigit() else 0
 
 
-def facts(study: Study, tables: Sequence[Table]) -> list[str]:
-    """What a reader should know about a study before its table."""
+def remarks(study: Study, tables: Sequence[Table]) -> list[str]:
+    """The sentences above a study's table."""
     states = Counter(run.state for run in study.runs)
-    told = [", ".join(f"{count} {state}" for state, count in states.items()) + "."]
+    sentences = [", ".join(f"{count} {state}" for state, count in states.items()) + "."]
     seconds = [x for run in study.runs if (x := run.number("seconds")) is not None]
     if seconds:
-        told.append(f"{sum(seconds) / 3600:.2f} hours of training in all. {SPREAD}")
+        sentences.append(f"{sum(seconds) / 3600:.2f} hours of training in all. {SPREAD}")
     if any(group.settings["eval.validation_classes"] for group in study.groups):
-        told.append(
-            "Where classes are held out, images and steps are those of the best step; trained steps "
-            "are all."
+        sentences.append(
+            "With held-out classes, images and steps are counted up to the best step, trained steps "
+            "up to the end."
         )
-    told += [*_training_classes(study), *_patience(study)]
-    again = ", ".join(run.name for group in study.groups for run in group.again)
-    if again:
-        told.append(f"Not counted, for their settings and seed are those of another run: {again}.")
-    papers = beside(study, tables)
+    sentences += [*_training_classes(study), *_patience(study)]
+    repeats = ", ".join(run.name for group in study.groups for run in group.repeats)
+    if repeats:
+        sentences.append(
+            f"Not counted, because another run has their settings and seed: {repeats}."
+        )
+    papers = tables_for(study, tables)
     others = [table.dataset for table in papers if table.dataset not in study.datasets]
     if others:
         names = ", ".join(dict.fromkeys(others))
-        told.append(
-            f"The paper's are of other datasets ({names}): a shape to compare, not a score."
+        sentences.append(
+            f"The paper's scores are on other datasets ({names}): compare the trend, not the values."
         )
-    told += [f"{table.table} on {table.dataset}: {table.note}." for table in papers if table.note]
+    sentences += [
+        f"{table.table} on {table.dataset}: {table.note}." for table in papers if table.note
+    ]
     follows = [key for key in study.varying if key not in study.columns]
     if follows:
-        told.append(f"With the columns shown also change: {', '.join(follows)}.")
-    return told
+        sentences.append(f"These settings change with the columns shown: {', '.join(follows)}.")
+    return sentences
 
 
 def _training_classes(study: Study) -> Iterator[str]:
@@ -91,7 +94,7 @@ def _training_classes(study: Study) -> Iterator[str]:
         held.setdefault(group.settings["eval.validation_classes"], []).append(group)
     if len(held) > 1:
         shares = (
-            f"{_called(groups, study.groups)} on {_share(1 - share)}"
+            f"{_common_label(groups, study.groups)} on {_share(1 - share)}"
             for share, groups in held.items()
         )
         yield f"Not all runs train on the same classes: {'; '.join(shares)}."
@@ -101,8 +104,8 @@ def _share(share: float) -> str:
     return "all of them" if share == 1 else f"{100 * share:.4g}%"
 
 
-def _called(groups: Sequence[Group], among: Sequence[Group]) -> str:
-    """What their labels, and no others, have in common: bs20-slow, bs40-slow are `slow`."""
+def _common_label(groups: Sequence[Group], among: Sequence[Group]) -> str:
+    """The parts that only their labels have in common: `slow` for bs20-slow and bs40-slow."""
     parts = [label.split("-") for label in (group.label for group in groups)]
     others = {part for group in among if group not in groups for part in group.label.split("-")}
     common = [part for part in parts[0] if all(part in p for p in parts) and part not in others]
@@ -110,47 +113,47 @@ def _called(groups: Sequence[Group], among: Sequence[Group]) -> str:
 
 
 def _patience(study: Study) -> Iterator[str]:
-    """A limit that was reached is no convergence."""
+    """How many runs stopped by patience; a run that reached its length limit has not converged."""
     finished = [run for group in study.groups for run in group.finished]
     patient = [run for run in finished if run.settings["eval.patience"] and run.planned]
     limit = sum(run.number("trained_steps") == run.planned for run in patient)
     if patient:
-        told = f"Of {len(patient)} finished runs with patience, {limit} ended at the length limit"
-        yield f"{told}, {len(patient) - limit} by patience."
+        text = f"Of {len(patient)} finished runs with patience, {limit} ended at the length limit"
+        yield f"{text}, {len(patient) - limit} by patience."
 
 
-def missing(run: Run) -> str:
+def describe_missing(run: Run) -> str:
     return f"{run.name}: {run.state}" + (f", {run.note}" if run.note else "")
 
 
 def markdown(studies: Sequence[Study], tables: Sequence[Table]) -> str:
     parts = []
     for study in studies:
-        found = cells(study, tables)
-        parts += [f"## {study.name}", " ".join(facts(study, tables))]
+        found = table_cells(study, tables)
+        parts += [f"## {study.name}", " ".join(remarks(study, tables))]
         if found.rows:
             lines = [found.header, ["---"] * len(found.header), *found.rows]
-            parts.append("\n".join(f"| {' | '.join(map(_bare, line))} |" for line in lines))
+            parts.append("\n".join(f"| {' | '.join(map(_escape, line))} |" for line in lines))
         if study.without_result():
-            items = "\n".join(f"- {missing(run)}" for run in study.without_result())
+            items = "\n".join(f"- {describe_missing(run)}" for run in study.without_result())
             parts.append(f"Without a result:\n\n{items}")
     return "\n\n".join(parts) + "\n"
 
 
 def as_csv(studies: Sequence[Study], tables: Sequence[Table]) -> str:
-    """A line for every run, fractions and all digits; the paper's Recall@1 where the dataset is its."""
+    """A line per run, with fractions in all digits, and the paper's Recall@1 on the same dataset."""
     runs = [run for study in studies for run in study.runs]
     keys = list(dict.fromkeys(key for study in studies for key in study.varying))
-    took = ("images", "step", "trained_steps", "steps_without_pairs", "seconds", "world_size")
-    scores = [*score_names(runs), *took]
+    amounts = ("images", "step", "trained_steps", "steps_without_pairs", "seconds", "world_size")
+    scores = [*score_names(runs), *amounts]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     fixed = ["study", "run", "state", "note", "dataset", "seed"]
     writer.writerow([*fixed, *keys, *scores, "images_per_second", "paper recall@1", "paper table"])
     for study in studies:
-        papers = beside(study, tables)
+        papers = tables_for(study, tables)
         for run in study.runs:
-            score, source = _of_the_paper(run, papers)
+            score = paper_score(run.settings, papers)
             dataset = run.settings.get("data.dataset", "")
             writer.writerow(
                 [
@@ -159,22 +162,15 @@ def as_csv(studies: Sequence[Study], tables: Sequence[Table]) -> str:
                     *("" if (x := run.number(key)) is None else x for key in scores),
                     *(
                         "" if run.images_per_second is None else run.images_per_second,
-                        score,
-                        source,
+                        round(score.recall / 100, 4) if score else "",
+                        score.table.table if score else "",
                     ),
                 ]
             )
     return text.getvalue()
 
 
-def _of_the_paper(run: Run, papers: Sequence[Table]) -> tuple[Any, str]:
-    for table in papers:
-        if table.dataset == run.settings.get("data.dataset") and (row := table.of(run.settings)):
-            return round(row.recall["recall@1"] / 100, 4), table.table
-    return "", ""
-
-
-def _bare(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("|", "\\|")
 
 
@@ -205,17 +201,17 @@ def _number(spread: Spread | None) -> str:
 
 
 def _paper_title(study: Study, table: Table) -> str:
-    ks = "/".join(key.removeprefix("recall@") for key in _shown(study.datasets, table))
+    ks = "/".join(key.removeprefix("recall@") for key in _printed(study.datasets, table))
     where = "" if table.dataset in study.datasets else f" on {table.dataset}"
     return f"paper{where}, Recall@{ks} ({table.table})"
 
 
 def _paper_score(group: Group, table: Table) -> str:
-    row = table.of(group.settings)
-    keys = _shown({group.settings["data.dataset"]}, table)
+    row = table.row_for(group.settings)
+    keys = _printed({group.settings["data.dataset"]}, table)
     return "/".join(f"{row.recall[key]:.{table.digits}f}" for key in keys) if row else ""
 
 
-def _shown(datasets: set[str], table: Table) -> list[str]:
-    """Of another dataset Recall@1 is enough."""
+def _printed(datasets: set[str], table: Table) -> list[str]:
+    """The scores to print: all of a table on the same dataset, Recall@1 of the others."""
     return list(table.rows[0].recall) if table.dataset in datasets else ["recall@1"]

@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 class Sweeping:
-    """A sweep with one named point for every run, and its folder."""
+    """A sweep with one named point per run, and its folder."""
 
     def __init__(self, folder, points, slurm=None, env=None, **settings):
         folder.mkdir(exist_ok=True)
@@ -49,7 +49,7 @@ class Sweeping:
         )
 
     def __call__(self, *arguments, code=0):
-        """What launch/slurm.py says."""
+        """The output of launch/slurm.py."""
         with self.start(*arguments) as process:
             said, _ = process.communicate(timeout=240)
         assert process.returncode == code, said
@@ -57,27 +57,27 @@ class Sweeping:
         return said
 
     def states(self):
-        """By --status: run -> state."""
+        """Run -> its state, by --status."""
         table, _, _ = self("--status").partition("\n\n")
         rows = [line.split() for line in table.splitlines()[1:]]
         return {row[0].removesuffix("-seed0"): row[1] for row in rows}
 
     def steps(self, name, file="metrics.jsonl"):
-        """Every training step that a file tells of, in its order."""
+        """Every training step in a file, in its order."""
         path = self.runs[name] / file
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        told = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [line["step"] for line in told if "split" not in line]
+        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [line["step"] for line in found if "split" not in line]
 
     def content(self, name):
-        """What must be the same to the bit."""
+        """The files that must be equal to the bit."""
         run = self.runs[name]
         return (run / "model.safetensors").read_bytes(), (run / "metrics.jsonl").read_bytes()
 
     def losses(self, name):
         text = (self.runs[name] / "metrics.jsonl").read_text()
-        told = map(json.loads, text.splitlines())
-        return [line["loss"] for line in told if "loss" in line]
+        found = map(json.loads, text.splitlines())
+        return [line["loss"] for line in found if "loss" in line]
 
     def result(self, name):
         return json.loads((self.runs[name] / "result.json").read_bytes())

@@ -1,5 +1,7 @@
 """Oracle: the tables of the paper and its supplement, copied here by hand."""
 
+import re
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -7,11 +9,18 @@ import pytest
 
 from dml.config import Config, load, to_yaml
 from dml.plan import plan
+from launch.estimate import estimate, paper_scores, total_hours
+from launch.paper import Row, Table, read_tables
+from launch.records import settings_of
+from launch.status import NEW, RunStatus
+from launch.sweep import Sweep, plan_all, read_sweep
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
 OURS = ["icons", "icons_mini"]  # not of the paper, for a CPU
 PAPER = [name for name in CONFIGS if name not in OURS]
+SWEEPS = sorted(path.stem for path in (ROOT / "configs" / "sweeps").glob("*.yaml"))
+PAPER_SWEEPS = [name for name in SWEEPS if not name.startswith("icons")]
 
 # Supplement, Tables 1 and 2: batch size -> Recall@1.
 SOP = {20: "71.40", 40: "73.82", 80: "75.61", 160: "76.63", 320: "77.59", 640: "78.19"}
@@ -30,8 +39,13 @@ ABLATION = {
     "ms": ("multi_similarity", True, "77.3"),
 }
 
+# Table 3 on Cars-196: embedding size -> Recall@1. Figure 3 draws the others without numbers.
+DIMENSIONS = {64: "77.3", 128: "", 256: "", 512: "84.1", 1024: ""}
+
 # Tables 3, 4 and 5, MS at 512 dimensions: Recall@1.
 BASES = {"sop": "78.2", "cub200": "65.7", "cars196": "84.1", "inshop": "89.7"}
+
+PAPER_LOSS = {"alpha": 2, "beta": 50, "lam": 1, "eps": 0.1}
 
 
 def path(name: str) -> str:
@@ -40,6 +54,23 @@ def path(name: str) -> str:
 
 def shipped(name: str) -> Config:
     return load([path(name)])
+
+
+@cache
+def sweep(name: str) -> Sweep:
+    return read_sweep(path(f"sweeps/{name}"))
+
+
+@cache
+def scores(name: str) -> dict[str, str]:
+    return paper_scores(sweep(name))
+
+
+def of_label(name: str, label: str) -> list[Config]:
+    """The configs of a sweep's runs, one per seed."""
+    found = [run.config for run in sweep(name).runs if run.label == label]
+    assert len({config.run.seed for config in found}) == len(found) == 3
+    return found
 
 
 def header(name: str) -> list[str]:
@@ -51,14 +82,11 @@ def batch_size(config: Config) -> int:
     return config.batch.classes * config.batch.per_class
 
 
-def test_the_shipped_configs_are_those_of_the_studies() -> None:
-    assert set(PAPER) == {
-        *BASES,
-        *(f"sop_bs{size}" for size in SOP),
-        *(f"cub200_bs{size}" for size in CUB),
-        *(f"cars196_dim{size}" for size in (64, 128, 256, 512, 1024)),
-        *(f"cars196_ablation_{row}" for row in ABLATION),
-    }
+# ---- single runs ----------------------------------------------------------------------------------
+
+
+def test_there_is_one_config_per_dataset_and_the_largest_batch() -> None:
+    assert set(PAPER) == {*BASES, "sop_bs1000"}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -79,84 +107,19 @@ def test_its_name_is_its_run_and_its_dataset(name: str) -> None:
     assert config.data.shards == ("shards/bundled/icons-mini" if bundled else built)
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_our_own_say_how_they_are_started(name: str) -> None:
-    command = "accelerate launch --config_file configs/accelerate/cpu_x2.yaml dml/train.py"
-    assert header(name)[0] == f"# {command} --config configs/{name}.yaml"
+def follows_the_paper(config: Config) -> None:
+    assert config.batch.per_class == 5
+    assert config.model.backbone == "bn_inception"
+    assert config.model.batchnorm == "frozen"
+    assert config.optim.name == "adam"
 
 
 @pytest.mark.parametrize("name", PAPER)
 def test_it_follows_the_paper(name: str) -> None:
     config = shipped(name)
-    assert config.batch.per_class == 5
-    assert config.model.backbone == "bn_inception"
-    assert config.model.batchnorm == "frozen"
-    assert config.optim.name == "adam"
-    if "ablation" not in name:
-        assert config.loss.name == "multi_similarity"
-        assert config.loss.parameters == {"alpha": 2, "beta": 50, "lam": 1, "eps": 0.1}
-    if "dim" not in name and "ablation" not in name:
-        assert config.model.embedding_size == 512
-
-
-@pytest.mark.parametrize("name", PAPER)
-def test_its_header_gives_the_command_the_table_and_what_we_know(name: str) -> None:
-    command, source, *rest = header(name)
-    assert command == f"# accelerate launch dml/train.py --config configs/{name}.yaml"
-    assert source.startswith(("# Paper, Table ", "# Paper, Figure 3", "# Supplement, Table "))
-    assert rest[-1] == "# Not yet run on the real dataset by us: the score is the paper's."
-
-
-@pytest.mark.parametrize(("name", "recall"), BASES.items())
-def test_bases(name: str, recall: str) -> None:
-    assert f"Recall@1 {recall}" in "\n".join(header(name))
-
-
-@pytest.mark.parametrize(
-    ("dataset", "size", "recall"),
-    [("sop", *row) for row in SOP.items()] + [("cub200", *row) for row in CUB.items()],
-)
-def test_batch_size_study(dataset: str, size: int, recall: str) -> None:
-    name = f"{dataset}_bs{size}"
-    config = shipped(name)
-    assert batch_size(config) == size
-    assert config.optim.lr == 1e-5
-    assert config.optim.schedule == "constant"
-    assert f"batch size {size} on" in header(name)[1]
-    assert f"Recall@1 {recall}." in header(name)[1]
-
-
-@pytest.mark.parametrize(("dataset", "sizes"), [("sop", SOP), ("cub200", CUB)])
-def test_every_size_of_a_study_sees_the_same_number_of_images(
-    dataset: str, sizes: dict[int, str]
-) -> None:
-    assert len({plan(shipped(f"{dataset}_bs{size}")).images for size in sizes}) == 1
-
-
-@pytest.mark.parametrize("size", [64, 128, 256, 512, 1024])
-def test_embedding_size_study(size: int) -> None:
-    name = f"cars196_dim{size}"
-    assert shipped(name).model.embedding_size == size
-    assert f"embedding size {size} on" in header(name)[1]
-
-
-@pytest.mark.parametrize(("row", "loss", "mined", "recall"), [(k, *v) for k, v in ABLATION.items()])
-def test_ablation(row: str, loss: str, mined: bool, recall: str) -> None:
-    name = f"cars196_ablation_{row}"
-    config = shipped(name)
-    assert config.model.embedding_size == 64
-    assert config.loss.name == loss
-    assert ("eps" in config.loss.parameters) == mined
-    assert config.loss.parameters.get("alpha", 2) == 2
-    assert config.loss.parameters.get("beta", 50) == 50
-    assert f"Recall@1 {recall}," in "\n".join(header(name))
-
-
-def test_the_rows_of_the_ablation_differ_in_nothing_but_the_loss() -> None:
-    first, *others = (shipped(f"cars196_ablation_{row}") for row in ABLATION)
-    for other in others:
-        same = [n for n in vars(first) if getattr(first, n) == getattr(other, n)]
-        assert set(vars(first)) - set(same) == {"run", "loss"}
+    follows_the_paper(config)
+    assert (config.loss.name, config.loss.parameters) == ("multi_similarity", PAPER_LOSS)
+    assert config.model.embedding_size == 512
 
 
 def test_the_authors_recipe_for_cub200() -> None:
@@ -176,3 +139,196 @@ def test_presets_overlay_any_config(name: str, preset: str, lam: float, beta: fl
 
 def test_sop_bs1000_divides_among_8_processes() -> None:
     assert plan(shipped("sop_bs1000"), processes=8).images_per_process == 125
+
+
+def test_sop_bs1000_is_a_run_of_the_sweep() -> None:
+    first, *_ = of_label("sop_batch_size", "bs1000")
+    ours, theirs = vars(shipped("sop_bs1000")), vars(first)
+    assert {key for key in ours if ours[key] != theirs[key]} == {"run"}
+
+
+# ---- headers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_own_give_the_command_the_score_and_the_time(name: str) -> None:
+    command = "accelerate launch --config_file configs/accelerate/cpu_x2.yaml dml/train.py"
+    first, *more = header(name)
+    assert first == f"# {command} --config configs/{name}.yaml"
+    text = " ".join(more)
+    assert re.search(r"Recall@1 \d+\.\d", text)
+    assert re.search(r"\d+ (s|minutes)\b", text)
+    assert "docs/" in text, "where it was measured"
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_header_gives_the_command_the_score_and_the_time(name: str) -> None:
+    command, source, time, known, *_ = lines = header(name)
+    assert len(lines) <= 6
+    assert command == f"# accelerate launch dml/train.py --config configs/{name}.yaml"
+    assert source.startswith(("# Paper, Table ", "# Supplement, Table "))
+    assert known == (
+        "# Not yet run on the real dataset by us: the score is the paper's, the time an estimate."
+    )
+    images = plan(shipped(name)).images
+    hours = images / 400 / 3600
+    assert time == (
+        f"# Time: {hours:.1f} GPU hours for {images:,} images at an assumed 400 images/s per GPU, "
+        "evaluation not included."
+    )
+
+
+@pytest.mark.parametrize(("name", "recall"), [*BASES.items(), ("sop_bs1000", SOP[1000])])
+def test_the_score_in_the_header(name: str, recall: str) -> None:
+    assert re.search(rf"Recall@1 {re.escape(recall)}[,.]", "\n".join(header(name)))
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_header_of_a_sweep(name: str) -> None:
+    """It gives the command, the time that --dry-run estimates, and scores that the paper has."""
+    command, *more = lines = header(f"sweeps/{name}")
+    assert len(lines) <= 6
+    assert command == f"# python launch/slurm.py --sweep configs/sweeps/{name}.yaml"
+    text = " ".join(line.removeprefix("# ") for line in more)
+    if name == "icons_batch_size":  # measured
+        assert re.search(r"Recall@1 7\.8 at 20, at most 28\.8 at 640, in 3\.8 hours", text)
+        return
+    said = re.search(r"Time: ([\d.]+) ((?:GPU )?hours) \(assumed\)", text)
+    assert said is not None
+    found = sweep(name)
+    hours = [
+        estimate(run, p, RunStatus(run.name, NEW, p)).hours
+        for run, p in zip(found.runs, plan_all(found), strict=True)
+    ]
+    gpus = max(1, found.resources.gpus_per_node)
+    if name != "sop_batch_size":  # there the number of GPUs differs from run to run
+        total = gpus * sum(each or 0 for each in hours)
+        assert float(said[1]) == pytest.approx(total, rel=0.02)
+    assert (said[2] == "GPU hours") == (gpus > 1)
+    printed = set(re.findall(r"\d+\.\d+", text.partition("Time:")[0]))
+    assert printed <= set(scores(name).values())
+    assert bool(printed) == (name in PAPER_SWEEPS)
+
+
+def test_the_hours_of_the_sop_study() -> None:
+    """By hand: 7 sizes x 3 seeds x 3.2 million images / 400 / 3600 = 46.67."""
+    found = sweep("sop_batch_size")
+    estimates = [
+        estimate(run, p, RunStatus(run.name, NEW, p))
+        for run, p in zip(found.runs, plan_all(found), strict=True)
+    ]
+    assert "46.7 GPU hours" in total_hours(estimates)
+    assert "Time: 47 GPU hours (assumed)" in " ".join(header("sweeps/sop_batch_size"))
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_assumes_one_speed_and_says_where_it_is_from(name: str) -> None:
+    speeds = {run.resources.images_per_second for run in sweep(name).runs}
+    assert speeds == {400.0 if name in PAPER_SWEEPS else 710.0}
+    assert "\n# images_per_second: " in Path(path(f"sweeps/{name}")).read_text()
+
+
+# ---- studies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_run_of_a_sweep_round_trips(name: str, tmp_path: Path) -> None:
+    for run in sweep(name).runs:
+        (tmp_path / "again.yaml").write_text(to_yaml(run.config))
+        assert load([tmp_path / "again.yaml"]) == run.config
+
+
+@pytest.mark.parametrize("name", PAPER_SWEEPS)
+def test_a_study_follows_the_paper(name: str) -> None:
+    for run in sweep(name).runs:
+        follows_the_paper(run.config)
+        if name != "cars196_ablation":
+            loss = run.config.loss
+            assert (loss.name, loss.parameters) == ("multi_similarity", PAPER_LOSS)
+        if name.endswith("batch_size"):
+            assert run.config.model.embedding_size == 512
+
+
+def matching_labels(table: Table, row: Row, name: str) -> set[str]:
+    """The labels of a sweep's runs that a row of the paper is for."""
+    runs = sweep(name).runs
+    return {run.label for run in runs if table.row_for(settings_of(run.config)) is row}
+
+
+STUDIES = {
+    ("cars196", "loss.name"): "cars196_ablation",
+    ("cars196", "model.embedding_size"): "cars196_embedding_size",
+    ("cub200", "batch.size"): "cub200_batch_size",
+    ("sop", "batch.size"): "sop_batch_size",
+}
+
+
+@pytest.mark.parametrize(("key", "name"), STUDIES.items(), ids=STUDIES.values())
+def test_every_row_of_the_papers_table_is_a_run_of_the_sweep(
+    key: tuple[str, str], name: str
+) -> None:
+    (table,) = [table for table in read_tables() if (table.dataset, table.by) == key]
+    found = [matching_labels(table, row, name) for row in table.rows]
+    assert all(len(labels) == 1 for labels in found)
+    assert len(set.union(*found)) == len(table.rows), "each row has a run of its own"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "size", "recall"),
+    [("sop", *row) for row in SOP.items()] + [("cub200", *row) for row in CUB.items()],
+)
+def test_batch_size_study(dataset: str, size: int, recall: str) -> None:
+    name = f"{dataset}_batch_size"
+    for config in of_label(name, f"bs{size}"):
+        assert config.data.dataset == dataset
+        assert batch_size(config) == size
+        assert config.optim.lr == 1e-5
+        assert config.optim.schedule == "constant"
+        assert scores(name)[config.run.name] == recall
+
+
+@pytest.mark.parametrize(("dataset", "sizes"), [("sop", SOP), ("cub200", CUB)])
+def test_every_size_of_a_study_sees_the_same_number_of_images(
+    dataset: str, sizes: dict[int, str]
+) -> None:
+    found = sweep(f"{dataset}_batch_size")
+    assert {run.label for run in found.runs} == {f"bs{size}" for size in sizes}
+    assert len({p.images for p in plan_all(found)}) == 1
+
+
+@pytest.mark.parametrize(("size", "recall"), DIMENSIONS.items())
+def test_embedding_size_study(size: int, recall: str) -> None:
+    name = "cars196_embedding_size"
+    for config in of_label(name, f"dim{size}"):
+        assert config.model.embedding_size == size
+        assert scores(name)[config.run.name] == recall
+
+
+def test_the_embedding_sizes_differ_in_nothing_else() -> None:
+    base = vars(shipped("cars196"))
+    for run in sweep("cars196_embedding_size").runs:
+        changed = {key for key in base if base[key] != vars(run.config)[key]}
+        assert changed <= {"run", "model"}
+
+
+@pytest.mark.parametrize(("row", "loss", "mined", "recall"), [(k, *v) for k, v in ABLATION.items()])
+def test_ablation(row: str, loss: str, mined: bool, recall: str) -> None:
+    for config in of_label("cars196_ablation", row):
+        assert config.model.embedding_size == 64
+        assert config.loss.name == loss
+        assert ("eps" in config.loss.parameters) == mined
+        assert config.loss.parameters.get("alpha", 2) == 2
+        assert config.loss.parameters.get("beta", 50) == 50
+        assert scores("cars196_ablation")[config.run.name] == recall
+
+
+def test_the_rows_of_the_ablation_differ_in_nothing_but_the_loss() -> None:
+    first, *others = (of_label("cars196_ablation", row)[0] for row in ABLATION)
+    for other in others:
+        same = [n for n in vars(first) if getattr(first, n) == getattr(other, n)]
+        assert set(vars(first)) - set(same) == {"run", "loss"}
+
+
+@pytest.mark.parametrize("name", [name for name in SWEEPS if name not in PAPER_SWEEPS])
+def test_a_score_on_another_dataset_is_no_score_to_expect(name: str) -> None:
+    assert set(scores(name).values()) == {""}

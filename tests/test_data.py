@@ -147,8 +147,13 @@ def test_more_classes_than_there_are_is_refused(index):
 
 def test_planning_knows_the_sizes_of_built_shards(index):
     """20 training classes of 2 to 7 images."""
-    command = [sys.executable, "-m", "dml.plan", "--config", "configs/sop_bs20.yaml", "--set"]
-    command += [f"data.shards={index.root}", "data.dataset=folder", "length.epochs=2"]
+    command = [sys.executable, "-m", "dml.plan", "--config", "configs/sop.yaml", "--set"]
+    command += [
+        f"data.shards={index.root}",
+        "data.dataset=folder",
+        "length.epochs=2",
+        "batch.classes=4",
+    ]
     planned = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "training classes           20" in planned
     refused = subprocess.run(

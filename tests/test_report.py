@@ -6,17 +6,20 @@ import json
 import re
 import shutil
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import test_configs
 
 from dml.config import load, to_yaml
-from launch.page import _without
-from launch.paper import beside, read_tables
+from dml.run_folder.folder import differences
+from launch.page import _without_value
+from launch.paper import read_tables, tables_for
 from launch.plots import Point, Series, chart
-from launch.records import read_studies
+from launch.records import FINISHED, Run, learning_settings, read_studies, settings_of
 from launch.report import main
+from launch.sweep import read_sweep
 
 ROOT = Path(__file__).parents[1]
 SOP = ROOT / "configs" / "sop.yaml"
@@ -119,7 +122,7 @@ def test_columns_are_what_differs_and_does_not_follow(runs, report):
     (study,) = read_studies(root)
     assert study.varying == ("batch.size", "optim.lr", "length.steps", "length.images")
     assert study.columns == ("batch.size", "optim.lr", "length.steps")
-    assert "With the columns shown also change: length.images." in report(root)[1]
+    assert "These settings change with the columns shown: length.images." in report(root)[1]
 
 
 def test_what_has_no_result_is_named(runs, report):
@@ -148,8 +151,8 @@ def test_what_has_no_result_is_named(runs, report):
 def test_runs_that_slurm_never_started_are_named_and_counted(runs, report):
     root = runs("bs20-seed0", ["batch.classes=4"])
     names = ["bs20-seed0", "bs20-seed1"], ["bs20-seed1", "bs20-seed2", "bs40-seed0"]
-    book = {"submissions": [{"name": "x", "runs": each, "job": None} for each in names]}
-    (root / "sop_batch_size" / "sweep.json").write_text(json.dumps(book))
+    content = {"submissions": [{"name": "x", "runs": each, "job": None} for each in names]}
+    (root / "sop_batch_size" / "sweep.json").write_text(json.dumps(content))
     for folder in (root, root / "sop_batch_size", root.parent):
         _, table, _ = report(folder)
         assert row_of(table, "bs20")["n"] == "1 of 3"
@@ -163,13 +166,61 @@ def test_the_same_seed_again_is_no_other_seed(runs, report):
     runs("bs20-seed0")
     runs("bs20-seed0-copy", result={**RESULT, "recall@1": 0.9})
     runs("bs20-seed1", ["run.seed=1"], {**RESULT, "recall@1": 0.6})
-    root = runs("other", ["run.seed=2", "data.shards=elsewhere"])
+    root = runs("other", ["run.seed=2", "optim.weight_decay=0"])
     html, table, _ = report(root)
     row = row_of(table, "bs20, bs20-seed0-copy")
     assert (row["n"], row["Recall@1"]) == ("2", "55.00 (50.00 to 60.00)")
-    assert row_of(table, "other")["data.shards"] == "elsewhere"
+    assert row_of(table, "other")["optim.weight_decay"] == "0.0"
     for text in (html, table):
-        assert "settings and seed are those of another run: bs20-seed0-copy." in text
+        assert "because another run has their settings and seed: bs20-seed0-copy." in text
+
+
+@pytest.mark.parametrize("other", ["engine.kind=streaming", "data.shards=elsewhere"])
+def test_seeds_carried_out_in_another_way_are_one_row(runs, report, other):
+    runs("bs20-seed0")
+    root = runs("bs20-seed1", ["run.seed=1", other], {**RESULT, "recall@1": 0.6})
+    row = row_of(report(root)[1], "bs20")
+    assert (row["n"], row["Recall@1"]) == ("2", "55.00 (50.00 to 60.00)")
+    assert other.partition("=")[0] not in row
+
+
+def test_a_report_ignores_what_a_resume_may_change_and_what_is_listed_here():
+    """Both are tried out on every key of a config, so neither can drift from the other."""
+    config = load(SOP)
+    another = object()  # equal to no value
+
+    def learned(found):
+        return learning_settings(Run("study", "run", FINISHED, settings_of(found), {}))
+
+    resumable, ignored = set(), set()
+    for name, section in vars(config).items():
+        for key in vars(section):
+            if name in ("loss", "batch"):  # lists and products: changed with values that fit
+                sets = {"name": "loss.name=nca", "pairs": "loss.beta=40"}
+                changed = load(SOP, [sets.get(key, f"batch.{key}=7")])
+            else:
+                changed = replace(config, **{name: replace(section, **{key: another})})
+            if not differences(config, changed):
+                resumable.add(f"{name}.{key}")
+            if learned(config) == learned(changed):
+                ignored.add(f"{name}.{key}")
+    assert {"engine.kind", "data.shards", "run.dir"} <= resumable
+    measured = {"run.log_steps", "eval.ks", "eval.every_steps", "eval.untrained"}
+    assert ignored == resumable | {"run.name", "run.seed"} | measured
+
+
+def test_a_damaged_file_is_named(runs, report, capsys):
+    root = runs("bs20-seed0", result_json="{")
+    runs("bs40-seed0", ["batch.classes=8"], None, failed_json="[]")
+    runs("bs80-seed0", ["batch.classes=16"])
+    _, table, _ = report(root)
+    for name, file in (("bs20-seed0", "result.json"), ("bs40-seed0", "failed.json")):
+        path = root.resolve() / "sop_batch_size" / name / file
+        assert f"- {name}: failed, {path} is damaged: it does not hold a JSON object" in table
+    assert row_of(table, "bs80")["n"] == "1"
+    (root / "sop_batch_size" / "sweep.json").write_text("{}")
+    assert main([str(root), "--out", "unused"]) == 2
+    assert "sweep.json is damaged" in capsys.readouterr().err
 
 
 def test_folders_of_one_name_are_studies_apart(runs):
@@ -231,7 +282,7 @@ def test_curves_are_means_over_seeds_against_images_and_steps(runs, report):
     tips = re.findall(r"<title>(bs20, step .*?)</title>", html)
     ten, twenty = "step 10, 200 images: 20%, n = 2", "step 20, 400 images: 40%, n = 2"
     assert tips == 2 * [f"bs20, {ten}", f"bs20, {twenty}"]
-    assert "one that stops early shortens it" in html
+    assert "it ends where the first of them stops" in html
 
 
 def test_an_evaluation_before_the_first_step_has_no_place_on_a_logarithm(runs, report):
@@ -240,7 +291,7 @@ def test_an_evaluation_before_the_first_step_has_no_place_on_a_logarithm(runs, r
     assert [len(re.findall("<circle", svg)) for svg in html.split("<figure>")[1:]] == [3, 2]
 
 
-def test_another_dataset_shows_the_shape_and_says_so(runs, report):
+def test_another_dataset_shows_the_trend_and_says_so(runs, report):
     for size in (4, 8):
         sets = [f"batch.classes={size}"]
         root = runs(f"bs{5 * size}-seed0", sets, config=ROOT / "configs" / "icons.yaml")
@@ -248,18 +299,19 @@ def test_another_dataset_shows_the_shape_and_says_so(runs, report):
     row = row_of(table, "bs20")
     assert row["paper on sop, Recall@1 (Supplement, Table 2)"] == "71.40"
     assert row["paper on cub200, Recall@1 (Supplement, Table 1)"] == "64.75"
-    assert "other datasets (cub200, sop): a shape to compare, not a score" in table
+    assert "on other datasets (cub200, sop): compare the trend, not the values." in table
     assert "The paper&#x27;s Recall@1 by batch size, of other datasets" in html
     assert {line["paper recall@1"] for line in lines} == {""}
 
 
 def test_the_ablation_beside_table_2(runs, report):
-    for row in test_configs.ABLATION:
-        root = runs(f"{row}-seed0", config=ROOT / "configs" / f"cars196_ablation_{row}.yaml")
+    for run in read_sweep(ROOT / "configs" / "sweeps" / "cars196_ablation.yaml").runs:
+        root = runs(run.name, run.sets, config=run.files)
     _, table, _ = report(root)
     for row, (_, _, recall) in test_configs.ABLATION.items():
-        found = row_of(table, row)["paper, Recall@1/2/4/8 (Table 2)"]
-        assert found.startswith(f"{recall}/")
+        found = row_of(table, row)
+        assert found["paper, Recall@1/2/4/8 (Table 2)"].startswith(f"{recall}/")
+        assert found["n"] == "3"
 
 
 @pytest.mark.parametrize(("name", "recall"), test_configs.BASES.items())
@@ -286,18 +338,16 @@ def test_the_supplement_is_that_of_the_configs(dataset, sizes):
     assert found == sizes
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "configs").glob("*_[abd]*.yaml")), ids=lambda p: p.stem
-)
-def test_the_scores_in_the_headers_of_the_configs_are_those_of_the_tables(path, runs):
+@pytest.mark.parametrize("name", test_configs.PAPER)
+def test_the_scores_in_the_headers_of_the_configs_are_those_of_the_tables(name, runs):
     """A config's header and the table that its settings find say the same."""
-    (study,) = read_studies(runs("one", config=path))
-    header = re.findall(r"^#.*", path.read_text(), re.MULTILINE)
-    found = {float(x) for x in re.findall(r"Recall@1 (\d+\.\d\d?)", " ".join(header))}
-    tables = beside(study, read_tables())
-    scores = {table.of(study.groups[0].settings).recall["recall@1"] for table in tables}
+    (study,) = read_studies(runs("one", config=test_configs.path(name)))
+    header = " ".join(test_configs.header(name))
+    found = {float(x) for x in re.findall(r"Recall@1 (\d+\.\d\d?)", header)}
+    tables = tables_for(study, read_tables())
+    scores = {table.row_for(study.groups[0].settings).recall["recall@1"] for table in tables}
+    assert found
     assert found <= scores
-    assert bool(found) == bool(scores)
 
 
 def test_the_same_runs_give_the_same_page_that_needs_nothing_else(runs, report):
@@ -329,7 +379,7 @@ def test_a_chart_of_one_value_or_of_none():
     ],
 )
 def test_what_is_left_of_a_label(label, x, left):
-    assert _without(label, x) == left
+    assert _without_value(label, x) == left
 
 
 @pytest.mark.parametrize(("made", "sentence"), [(False, "is not a folder"), (True, "has no runs")])

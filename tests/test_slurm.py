@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,13 +17,15 @@ import yaml
 from fleet import ROOT, environment
 from sweeping import Sweeping
 
-from dml.config import to_yaml
+from dml.config import load, to_yaml
 from launch import job as jobs
-from launch.job import FIRST_PORT, PORTS, Job, distributed, job_of
-from launch.outcome import PATIENCE, sentence, settle
+from launch import slurm_commands
+from launch.job import FIRST_PORT, PORTS, Job, job_of, task_environment
+from launch.outcome import MAX_STARTS, record_outcome, training_message
 from launch.slurm import main
-from launch.status import at_work, work_on
-from launch.submission import groups, locked, queued, script
+from launch.slurm_commands import SlurmError, slurm
+from launch.status import hold_run, is_running_here
+from launch.submission import batch_script, group_by_resources, lock_sweep, queued_jobs
 from launch.sweep import read_sweep
 
 GOLDEN = ROOT / "tests" / "golden" / "sop_batch_size.sbatch"
@@ -32,14 +35,16 @@ SOP = "configs/sweeps/sop_batch_size.yaml"
 
 
 def test_the_batch_script_of_the_sop_study(monkeypatch):
-    """Two nodes of eight GPUs; to renew it, write what is found to the file, and read the diff."""
+    """Two nodes of eight GPUs. To update the golden file, write `found` to it and read the diff."""
     monkeypatch.chdir(ROOT)
     sweep = read_sweep(SOP)
     ((resources, runs),) = (
-        (r, runs) for r, runs in groups(sweep.runs).items() if (r.nodes, r.gpus_per_node) == (2, 8)
+        (needs, runs)
+        for needs, runs in group_by_resources(sweep.runs).items()
+        if (needs.nodes, needs.gpus_per_node) == (2, 8)
     )
     assert {run.name[:5] for run in runs} == {"bs320", "bs640"}
-    text = script("sop_batch_size-NUMBER", resources, len(runs), ROOT / "runs" / sweep.name)
+    text = batch_script("sop_batch_size-NUMBER", resources, len(runs), ROOT / "runs" / sweep.name)
     found = text.replace(sys.executable, "PYTHON").replace(str(ROOT), "ROOT")
     assert found.rstrip() + "\n" == GOLDEN.read_text()
 
@@ -74,7 +79,7 @@ def test_a_dry_run_needs_neither_slurm_nor_torch(tmp_path):
     assert done.stdout.endswith("False 0\n"), done.stderr
     assert "bs640-seed2  new" in done.stdout.replace("   ", "  ")
     assert "21 new" in done.stdout
-    assert done.stdout.count("#!/bin/bash") == 5, "an array for every kind of job"
+    assert done.stdout.count("#!/bin/bash") == 5, "an array per kind of resources"
     assert [*tmp_path.iterdir()] == [], "nothing is written"
 
 
@@ -90,7 +95,7 @@ def test_a_reader_may_leave(tmp_path):
     assert "Broken" not in complaint
 
 
-def test_everything_wrong_with_a_sweep_is_told_before_anything_is_submitted(tmp_path):
+def test_everything_wrong_with_a_sweep_is_reported_before_anything_is_submitted(tmp_path):
     sweep = tmp_path / "study.yaml"
     points = {"odd": {"batch.classes": 15}, "all": {"batch.classes": 501}, "good": {}}
     tree = {"base": str(ROOT / "configs" / "icons_mini.yaml"), "grid": {"point": points}}
@@ -103,7 +108,7 @@ def test_everything_wrong_with_a_sweep_is_told_before_anything_is_submitted(tmp_
 
     done = launch("--sweep", sweep, "--nodes", 0, "--minutes", "soon", "--set", "batch.clases=4")
     assert done.returncode == 2
-    assert "--nodes 0: must be at least 1" in done.stderr
+    assert "--nodes 0: must be a whole number, at least 1" in done.stderr
     assert "--minutes soon: must be a whole number" in done.stderr
     assert "did you mean batch.classes?" in done.stderr
     assert "Traceback" not in done.stderr
@@ -131,13 +136,13 @@ def test_a_task_knows_its_place(monkeypatch):
     monkeypatch.setenv("SLURM_NODEID", "1")
     monkeypatch.setenv("SLURM_PROCID", "11")
     monkeypatch.setenv("SLURM_LOCALID", "3")
-    found = distributed(SlurmJobEnvironment())
+    found = task_environment(SlurmJobEnvironment())
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    again = distributed(SlurmJobEnvironment())
+    again = task_environment(SlurmJobEnvironment())
     assert found["MASTER_PORT"] != again["MASTER_PORT"], "it may be busy"
     assert (found["RANK"], found["LOCAL_RANK"]) == ("11", "3")
     monkeypatch.setenv("SLURM_LOCALID", "5")  # --distribution=cyclic: 11 is the sixth of node 1
-    assert distributed(SlurmJobEnvironment())["LOCAL_RANK"] == "5"
+    assert task_environment(SlurmJobEnvironment())["LOCAL_RANK"] == "5"
     assert (found["WORLD_SIZE"], found["LOCAL_WORLD_SIZE"]) == ("16", "8")
     assert found["MASTER_ADDR"] == "gpu-07"
     assert FIRST_PORT <= int(found["MASTER_PORT"]) < FIRST_PORT + PORTS <= 32768
@@ -163,7 +168,7 @@ def ended(tmp_path):
 
     def end(code, step=0):
         (folder / "checkpoints" / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
-        again = settle(folder, code, [log])
+        again = record_outcome(folder, code, [log])
         path = folder / "failed.json"
         return again, json.loads(path.read_bytes()) if path.exists() else None
 
@@ -181,26 +186,26 @@ def test_a_mistake_is_for_good(ended, code):
     assert failed["reason"] == "optim.lr is too high\n  lower it"
     assert failed["code"] == code
     assert failed["log"][-1] == "srun: error: n1: task 0: Exited"
-    assert ended(0) == (False, None), "it was mended"
+    assert ended(0) == (False, None), "the mistake was fixed"
 
 
 @pytest.mark.parametrize("code", [1, 75, 128 + signal.SIGKILL])
 def test_a_run_that_gets_no_further_is_given_up(ended, code):
-    for _ in range(PATIENCE - 1):
+    for _ in range(MAX_STARTS - 1):
         assert ended(code, step=10) == (True, None)
-    for _ in range(PATIENCE - 1):  # it got further: the count starts again
+    for _ in range(MAX_STARTS - 1):  # it got further: the count starts again
         assert ended(code, step=20) == (True, None)
     again, failed = ended(code, step=20)
     assert not again
-    assert f"{PATIENCE} times in a row without a checkpoint after step 20" in failed["reason"]
+    assert f"{MAX_STARTS} times in a row without a checkpoint after step 20" in failed["reason"]
 
 
 def test_the_reason_is_what_the_training_said_last():
     said = ["dml/train.py: first", "step 3", "dml/train.py: second", "  more", "srun: x", "W123"]
-    assert sentence(said) == "second\n  more"
+    assert training_message(said) == "second\n  more"
     crash = ["Traceback (most recent call last):", "  File x", "ValueError: no", "Exiting"]
-    assert sentence(crash) == "ValueError: no"
-    assert sentence([]) == "it said nothing"
+    assert training_message(crash) == "ValueError: no"
+    assert training_message([]) == "its log is empty"
 
 
 def given_up(tmp_path, code, *texts):
@@ -210,7 +215,7 @@ def given_up(tmp_path, code, *texts):
         log.write_text(text)
     folder = tmp_path / "run"
     folder.mkdir()
-    while settle(folder, code, logs):
+    while record_outcome(folder, code, logs):
         pass
     return json.loads((folder / "failed.json").read_bytes())
 
@@ -238,27 +243,40 @@ def test_memory_is_blamed_only_if_a_log_does(tmp_path):
 
 
 def test_a_requeue_is_tried_again(monkeypatch):
-    answers = [subprocess.TimeoutExpired("squeue", 60), "RUNNING", OSError("busy"), "RUNNING", ""]
+    answers = [SlurmError("no answer"), "RUNNING\n", SlurmError("busy"), "RUNNING\n", ""]
     asked = []
 
-    def slurm(*command):
+    def answer(*command):
         asked.append(command[0])
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
 
-    monkeypatch.setattr(jobs, "slurm", slurm)
-    monkeypatch.setattr(jobs, "PAUSE", 0)
-    assert jobs.requeue("7_1") == ""
+    monkeypatch.setattr(jobs, "slurm", answer)
+    monkeypatch.setattr(jobs, "PAUSE_SECONDS", 0)
+    assert jobs.requeue("7_1") is None
     assert asked == ["squeue", "squeue", "scontrol", "squeue", "scontrol"]
-    answers += [OSError("busy")] * 3
+    answers += [SlurmError("busy")] * 3
     assert jobs.requeue("7_1") == "busy"
-    answers += ["COMPLETING"]
-    assert jobs.requeue("7_1") == "", "somebody has cancelled it"
+    answers += ["COMPLETING\n"]
+    assert jobs.requeue("7_1") is None, "somebody has cancelled it"
 
 
-# ---- where the runs stand ---------------------------------------------------------------------------
+def test_a_command_of_slurm_fails_with_its_own_words(monkeypatch):
+    assert slurm("sh", "-c", "echo out") == "out\n"
+    with pytest.raises(SlurmError, match=r"^sh: no such job$"):
+        slurm("sh", "-c", "echo no such job >&2; exit 1")
+    with pytest.raises(SlurmError, match=r"^sh: exit code 3$"):
+        slurm("sh", "-c", "exit 3")
+    with pytest.raises(SlurmError, match=r"no-such-program: .*No such file"):
+        slurm("no-such-program")
+    monkeypatch.setattr(slurm_commands, "TIMEOUT_SECONDS", 0.1)
+    with pytest.raises(SlurmError, match=r"sleep: .*timed out after 0\.1 seconds"):
+        slurm("sleep", "60")
+
+
+# ---- the state of the runs ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -274,7 +292,7 @@ def study(tmp_path, monkeypatch, capsys):
         assert found == code, said
         return said
 
-    say.book, say.path = tmp_path / "runs" / "study" / "sweep.json", sweep.path
+    say.submissions, say.path = tmp_path / "runs" / "study" / "sweep.json", sweep.path
     say.runs = {run.name[0]: run for run in read_sweep(sweep.path).runs}
     say.folders = sweep.runs
     return say
@@ -284,9 +302,9 @@ def row(said, name):
     return next(line for line in said.splitlines() if line.startswith(f"{name}-seed0"))
 
 
-def book(study, **entry):
+def record_submission(study, **entry):
     entry = {"name": "study-123", "runs": ["a-seed0", "b-seed0"], "job": "7", **entry}
-    study.book.write_text(json.dumps({"submissions": [entry]}))
+    study.submissions.write_text(json.dumps({"submissions": [entry]}))
 
 
 def test_a_run_of_another_config_is_not_this_one(study):
@@ -312,9 +330,9 @@ def test_a_run_of_another_config_is_not_this_one(study):
 
 
 def test_a_run_that_was_submitted_and_is_gone_has_stopped(study, monkeypatch):
-    book(study)
-    monkeypatch.setattr("launch.slurm.queued", lambda folder: {})
-    log = study.book.parent / "slurm" / "7_1_0_log.out"
+    record_submission(study)
+    monkeypatch.setattr("launch.slurm.queued_jobs", lambda folder: {})
+    log = study.submissions.parent / "slurm" / "7_1_0_log.out"
     log.parent.mkdir()
     log.touch()
     said = study("--status")
@@ -324,11 +342,11 @@ def test_a_run_that_was_submitted_and_is_gone_has_stopped(study, monkeypatch):
 
 
 def test_jobs_are_found_whoever_submitted_them(study, monkeypatch):
-    book(study)
+    record_submission(study)
     lines = ["7 1 CONFIGURING 0 renamed None", "9 0 RUNNING 0 study-123 None", "8 N/A PENDING 0"]
-    monkeypatch.setattr("launch.submission.shutil.which", str)
+    monkeypatch.setattr("launch.submission.is_installed", bool)
     monkeypatch.setattr("launch.submission.slurm", lambda *command: "\n".join(lines))
-    assert {run: job.job for run, job in queued(study.book.parent).items()} == {
+    assert {run: job.job for run, job in queued_jobs(study.submissions.parent).items()} == {
         "b-seed0": "7_1",
         "a-seed0": "9_0",
     }
@@ -336,7 +354,7 @@ def test_jobs_are_found_whoever_submitted_them(study, monkeypatch):
 
 
 def test_without_a_queue_to_ask_nothing_is_started(study):
-    book(study)
+    record_submission(study)
     assert "there is no squeue here" in study(code=2)
     assert "there is no squeue here" in study("--executor", "local", code=2)
     said = study("--status")
@@ -346,9 +364,16 @@ def test_without_a_queue_to_ask_nothing_is_started(study):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"submissions": [{}]}'])
-def test_a_damaged_book_is_named(study, text):
-    study.book.write_text(text)
-    assert f"{study.book} is damaged" in study("--status", code=2)
+def test_a_damaged_record_of_submissions_is_named(study, text):
+    study.submissions.write_text(text)
+    assert f"{study.submissions} is damaged" in study("--status", code=2)
+
+
+@pytest.mark.parametrize("file", ["result.json", "failed.json"])
+def test_a_damaged_file_of_a_run_is_named(study, file):
+    study.folders["a"].mkdir()
+    (study.folders["a"] / file).write_text("{")
+    assert f"{study.folders['a'] / file} is damaged" in study("--status", code=2)
 
 
 def test_a_damaged_line_is_skipped(study):
@@ -360,7 +385,7 @@ def test_a_damaged_line_is_skipped(study):
     assert "5/30" in row(study("--status"), "a")
 
 
-def test_missing_files_are_told_before_anything_is_started(study):
+def test_missing_files_are_reported_before_anything_is_started(study):
     away = ("--set", "data.shards=/no/shards", "model.weights=/no/weights.pth")
     for executor in ("slurm", "local"):
         said = study("--executor", executor, *away, code=2)
@@ -371,12 +396,12 @@ def test_missing_files_are_told_before_anything_is_started(study):
 
 def test_the_status_is_shown_and_jobs_are_cancelled_without_a_plan(study):
     said = study("--status", "--processes-per-node", "7")
-    assert "without the numbers of the plans" in said
+    assert "the numbers of the plans are missing" in said
     assert "2 new" in said
     assert "cancelled 0 jobs" in study("--cancel", "--processes-per-node", "7")
 
 
-def test_what_cannot_be_written_is_told(study, tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported(study, tmp_path):
     (tmp_path / "file").touch()
     said = study("--set", f"run.dir={tmp_path}/file", code=2)
     assert f"{tmp_path}/file/study cannot be written" in said
@@ -388,7 +413,7 @@ def test_without_submitit_the_launcher_says_what_to_install(study, monkeypatch):
     assert "pip install -e '.[slurm]'" in study(code=2)
 
 
-def test_what_was_submitted_before_a_refusal_is_told(study, monkeypatch):
+def test_what_was_submitted_before_a_refusal_is_reported(study, monkeypatch):
     def submit(executor, job):
         if "b-seed0" in job.folder:
             raise RuntimeError("sbatch: error: no such partition")
@@ -397,20 +422,23 @@ def test_what_was_submitted_before_a_refusal_is_told(study, monkeypatch):
     tree = yaml.safe_load(study.path.read_text())
     tree["grid"]["point"]["b"]["slurm"] = {"partition": "nowhere"}
     study.path.write_text(yaml.safe_dump(tree))
-    monkeypatch.setattr("launch.submission.shutil.which", str)
+    monkeypatch.setattr("launch.submission.is_installed", bool)
     monkeypatch.setattr("submitit.SlurmExecutor.__init__", lambda *a, **k: None)
     monkeypatch.setattr("submitit.SlurmExecutor.update_parameters", lambda *a, **k: None)
     monkeypatch.setattr("submitit.SlurmExecutor.batch", lambda *a: nullcontext())
     monkeypatch.setattr("submitit.SlurmExecutor.submit", submit)
     said = study(code=2)
-    assert "b-seed0 and the runs like it were not submitted: sbatch: error: no such" in said
+    assert (
+        "b-seed0 and the runs with the same resources were not submitted: sbatch: error: no such"
+        in said
+    )
     assert "job 7 was" in said
 
 
 def test_watch_goes_with_status(study, capsys):
     with pytest.raises(SystemExit):
         study("--watch", "5")
-    assert "goes with --status" in capsys.readouterr().err
+    assert "needs --status" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP])
@@ -419,22 +447,150 @@ def test_where_there_are_no_locks_the_work_goes_on(tmp_path, monkeypatch, number
         raise OSError(number, "no locks here")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with locked(tmp_path), work_on(tmp_path):
-        assert not at_work(tmp_path)
+    with lock_sweep(tmp_path), hold_run(tmp_path):
+        assert not is_running_here(tmp_path)
+
+
+# ---- single runs of a sweep -------------------------------------------------------------------------
+
+
+def listed(said):
+    """The names in a table of runs."""
+    return re.findall(r"^(\S+-seed0) ", said, re.MULTILINE)
+
+
+def test_only_restricts_every_action(study, monkeypatch):
+    assert listed(study("--status")) == ["a-seed0", "b-seed0"]
+    assert listed(study("--status", "--only", "b")) == ["b-seed0"]
+    said = study("--dry-run", "--only", "b-seed0")
+    assert listed(said) == ["b-seed0"]
+    assert "--array" not in said, "one run is no array"
+
+    submitted = []
+
+    def submit(sweep, runs):
+        submitted.append([run.name for run in runs])
+        return ["7"]
+
+    monkeypatch.setattr("launch.slurm.submit", submit)
+    said = study("--only", "b")
+    assert "submitted 1 of 1 runs as job 7" in said
+    study.folders["a"].mkdir()
+    (study.folders["a"] / "failed.json").write_text('{"reason": "x", "log": [], "code": 2}')
+    assert "submitted 1 of 1" in study("--only", "a", "--resubmit-failed")
+    assert submitted == [["b-seed0"], ["a-seed0"]]
+
+    record_submission(study)
+    lines = ["7 0 RUNNING 0 study-123 None", "7 1 RUNNING 0 study-123 None"]
+    asked = []
+    monkeypatch.setattr("launch.submission.is_installed", bool)
+
+    def answer(*command):
+        asked.append(command)
+        return "\n".join(lines)
+
+    monkeypatch.setattr("launch.submission.slurm", answer)
+    assert "cancelled 1 jobs" in study("--cancel", "--only", "b")
+    assert asked[-1] == ("scancel", "7_1")
+
+
+def test_only_restricts_the_runs_on_this_machine(study, monkeypatch):
+    started = []
+    monkeypatch.setattr("launch.local.run_here", lambda run, update: started.append(run.name))
+    study("--executor", "local", "--only", "b", code=1)  # nothing ran, so it is not finished
+    assert started == ["b-seed0"]
+    said = study("--executor", "local", "--only", "c", code=2)
+    assert "--only c: no such run; the runs are a, b, each with -seed0" in said
+
+
+def test_the_nodes_of_other_runs_do_not_matter(study):
+    tree = yaml.safe_load(study.path.read_text())
+    tree["grid"]["point"]["b"]["slurm"] = {"nodes": 2}
+    study.path.write_text(yaml.safe_dump(tree))
+    assert "set --nodes 1" in study("--executor", "local", "--dry-run", code=2)
+    assert "1 new" in study("--executor", "local", "--dry-run", "--only", "a")
+
+
+def test_a_printed_config_makes_the_same_run(study, tmp_path):
+    text = study("--only", "b", "--print-config", "--set", "optim.lr=0.5")
+    file = tmp_path / "printed.yaml"
+    file.write_text(text)
+    (run,) = read_sweep(study.path, ["optim.lr=0.5"]).runs[1:]
+    assert load(file) == run.config
+    assert text == to_yaml(run.config), "what the run itself writes as config.yaml"
+    assert [*(tmp_path / "runs" / "study").iterdir()] == [], "nothing is written"
+
+
+def test_one_config_is_printed(study):
+    said = study("--print-config", code=2)
+    assert "--print-config prints one run, not 2; choose one with --only: a-seed0, b-seed0" in said
+
+
+# ---- what to expect ---------------------------------------------------------------------------------
+
+
+def test_a_dry_run_shows_the_papers_score_and_the_hours(capsys, tmp_path):
+    """By hand: 3.2 million images / 400 per second and GPU = 8,000 s = 2.22 GPU hours per run."""
+    here = ["--set", f"run.dir={tmp_path}"]
+    assert main(["--sweep", str(ROOT / SOP), "--dry-run", *here]) == 0
+    said = capsys.readouterr().out
+    table = {line.split()[0]: line.split() for line in said.splitlines() if "-seed" in line[:12]}
+    assert table["bs20-seed0"][-3:] == ["71.40", "2.22", "assumed"]
+    assert table["bs40-seed2"][-3:] == ["73.82", "1.11", "assumed"], "two GPUs"
+    assert table["bs1000-seed1"][-3:] == ["78.35", "0.28", "assumed"], "eight"
+    assert said.splitlines()[-1] == (
+        "estimate: 46.7 GPU hours of training (speeds: 21 assumed), without evaluations"
+    )
+    assert "images" not in said.partition("#!/bin/bash")[2].rpartition("estimate:")[0]
+
+    only = ["--only", "bs1000-seed1", "--images-per-second", "800"]
+    assert main(["--sweep", str(ROOT / SOP), "--dry-run", *only, *here]) == 0
+    said = capsys.readouterr().out
+    assert "78.35  0.14 assumed" in said, "still the score of the whole study's table"
+    assert "estimate: 1.11 GPU hours" in said
+
+
+def test_hours_are_measured_assumed_or_unknown(study):
+    """30 steps of 16 x 3 images = 1,440."""
+    last = study("--dry-run").splitlines()[-1]
+    assert last.startswith("hours unknown: set images_per_second")
+    study.folders["a"].mkdir()
+    (study.folders["a"] / "metrics.jsonl").write_text('{"step": 15}\n')
+    lines = [{"step": 10, "images_per_second": 0.1}, {"step": 15, "images_per_second": 0.3}]
+    timing = "".join(json.dumps(line) + "\n" for line in lines)
+    (study.folders["a"] / "timing.jsonl").write_text(timing)
+    said = study("--dry-run", "--executor", "local")
+    assert row(said, "a").endswith("2.00 measured")
+    assert row(said, "b").endswith("0/30")
+    assert said.splitlines()[-1] == (
+        "estimate: 2.00 hours (1.00 left) of training (speeds: 1 measured, 1 unknown), without "
+        "evaluations"
+    )
+    said = study("--dry-run", "--images-per-second", "0.05", "--processes-per-node", "2")
+    assert row(said, "a").endswith("2.00 measured"), "its own speed counts"
+    assert row(said, "b").endswith("4.00 assumed"), "of two processes"
+    assert "estimate: 6.00 hours (5.00 left)" in said
+
+
+def test_a_finished_run_has_no_hours_left(study):
+    study.folders["a"].mkdir()
+    (study.folders["a"] / "result.json").write_text('{"step": 20, "recall@1": 0.5}')
+    said = study("--dry-run", "--images-per-second", "0.1")
+    assert "estimate: 8.00 hours (4.00 left)" in said
 
 
 # ---- on this machine --------------------------------------------------------------------------------
 
 
 def test_a_run_is_held_while_its_processes_live(tmp_path):
-    assert not at_work(tmp_path)
-    with work_on(tmp_path) as lock:
+    assert not is_running_here(tmp_path)
+    with hold_run(tmp_path) as lock:
         child = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
-        assert at_work(tmp_path)
-    assert at_work(tmp_path), "the launcher is gone, its process is not"
+        assert is_running_here(tmp_path)
+    assert is_running_here(tmp_path), "the launcher is gone, its process is not"
     child.kill()
     child.wait()
-    assert not at_work(tmp_path)
+    assert not is_running_here(tmp_path)
 
 
 @pytest.mark.slow
@@ -452,8 +608,13 @@ def test_a_sweep_on_this_machine(tmp_path):
     assert sweep.result("good")["world_size"] == 2
     before = (sweep.runs["good"] / "result.json").stat().st_mtime_ns
     assert "1 failed, 2 finished" in sweep("--executor", "local", code=1), "nothing left to do"
-    assert (sweep.runs["good"] / "result.json").stat().st_mtime_ns == before
     assert "Recall@1" in sweep("--status")
+    config = tmp_path / "good.yaml"
+    config.write_text(sweep("--only", "good", "--print-config"))
+    command = [sys.executable, "dml/train.py", "--config", str(config)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), timeout=100, check=False)
+    assert done.returncode == 0, "the printed config is that of the run, which is finished"
+    assert (sweep.runs["good"] / "result.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.slow
@@ -469,7 +630,7 @@ def test_a_sweep_on_this_machine_is_interrupted_killed_and_continued(tmp_path):
     with sweep.start("--executor", "local") as launcher:
         until(4)
         assert sweep.states() == {"a": "running"}
-        assert "another launcher is at work" in sweep("--executor", "local", code=2)
+        assert "another launcher is working" in sweep("--executor", "local", code=2)
         (child,) = psutil.Process(launcher.pid).children()
         child.kill()
         child.wait()
@@ -477,7 +638,7 @@ def test_a_sweep_on_this_machine_is_interrupted_killed_and_continued(tmp_path):
         launcher.send_signal(signal.SIGINT)
         said, _ = launcher.communicate(timeout=100)
         assert launcher.returncode == 75, said
-    assert "the same command continues" in said
+    assert "the same command resumes it" in said
     assert sweep.states() == {"a": "stopped"}
     done = max(sweep.steps("a"))
     assert 14 <= done < 30

@@ -29,10 +29,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a file; None if there is no file. ValueError if it is damaged."""
     try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    return content
+    except ValueError:
+        content = None
+    if isinstance(content, dict):
+        return content
+    raise ValueError(f"{path} is damaged: it does not hold a JSON object; restore or remove it")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from sweeping import ICONS, Sweeping
 
-from launch.outcome import last_step
+from launch.outcome import last_checkpoint_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -23,7 +23,7 @@ def wait_for(what, seconds=200, every=0.2, told=""):
         if found:
             return found
         time.sleep(every)
-    pytest.fail(f"waited {seconds} s in vain {told}")
+    pytest.fail(f"nothing happened in {seconds} s {told}")
 
 
 class OnSlurm(Sweeping):
@@ -159,7 +159,7 @@ def test_preempted_timed_out_and_killed_runs_end_as_if_nothing_had_happened(slur
     assert "submitted 0 of 3" in sweep(), "all are on their way"
 
     frozen.pop(killed).kill()
-    kept = last_step(sweep.runs[killed])
+    kept = last_checkpoint_step(sweep.runs[killed])
     slurm(
         "sbatch",
         "-p",
