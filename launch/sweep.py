@@ -57,10 +57,9 @@ class SweepError(ValueError):
 
 @dataclass(frozen=True)
 class SweepRun:
-    """point: axis -> label. files and sets: the --config and --set of dml/train.py."""
+    """files and sets: the --config and --set of dml/train.py."""
 
     name: str
-    point: tuple[tuple[str, str], ...]
     seed: int
     files: tuple[str, ...]
     sets: tuple[str, ...]
@@ -75,11 +74,8 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """resources: those of the file; a run may override them."""
-
     name: str
     runs: tuple[SweepRun, ...]
-    resources: Resources
     path: str
 
 
@@ -163,14 +159,13 @@ def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
         except ConfigError as error:
             problems.add_all(error.problems, name)
             continue
-        point = tuple(zip(axes, labels, strict=True))
-        runs.append(SweepRun(name, point, seed, tuple(files), texts, config, resources))
+        runs.append(SweepRun(name, seed, tuple(files), texts, config, resources))
     names = Counter(run.name for run in runs)
     for name in (name for name, count in names.items() if count > 1):
         problems.add(f"{names[name]} runs would be called {name}; change a label")
     if problems.runs:
         raise SweepError(problems.lines(len(points)), path)
-    return Sweep(path.stem, tuple(runs), read_resources(slurm, problems.add), str(path))
+    return Sweep(path.stem, tuple(runs), str(path))
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:

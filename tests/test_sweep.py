@@ -67,7 +67,7 @@ grid:
         for seed in (3, 1)
     ]
     last = found.runs[-1]
-    assert last.point == (("batch", "bs20"), ("model.embedding_size", "embedding_size32"))
+    assert (last.name, last.label) == ("bs20-embedding_size32-seed1", "bs20-embedding_size32")
     assert (last.seed, last.config.run.seed) == (1, 1)
     assert (last.config.batch.classes, last.config.model.embedding_size) == (4, 32)
     assert last.config.run.name == last.name
@@ -89,7 +89,7 @@ grid: {batch: {bs20: {batch.classes: 4}}}
 variants: {plain: {}, mined: {loss.name: nca, loss.mine: true}}
 """)
     assert names(found) == ["bs20-plain-seed0", "bs20-mined-seed0"]
-    assert found.runs[1].point[-1] == ("variant", "mined")
+    assert found.runs[1].config.loss.name == "nca"
 
 
 def test_a_later_layer_wins(sweep):
@@ -149,7 +149,7 @@ grid: {batch: {small: {batch.classes: 4, slurm: {nodes: 1}}, large: {}}}
 slurm: {nodes: 2, processes_per_node: 8, gpus_per_node: 8, partition: gpu}
 """)
     whole = Resources(nodes=2, processes_per_node=8, gpus_per_node=8, partition="gpu")
-    assert found.resources == found.runs[1].resources == whole
+    assert found.runs[1].resources == whole
     assert found.runs[0].resources == replace(whole, nodes=1)
     assert [run.resources.processes for run in found.runs] == [8, 16]
 
@@ -366,9 +366,9 @@ def test_batch_sizes(name):
 @pytest.mark.parametrize("study", ["ablation", "embedding_size"])
 def test_icons_repeat_the_studies_of_cars196(study):
     ours, cars = shipped(f"icons_{study}"), shipped(f"cars196_{study}")
-    assert {run.point for run in ours.runs} == {run.point for run in cars.runs}
-    here = {run.point: run.config for run in ours.runs}
-    assert all(run.config.loss == here[run.point].loss for run in cars.runs)
+    assert {run.label for run in ours.runs} == {run.label for run in cars.runs}
+    here = {run.label: run.config for run in ours.runs}
+    assert all(run.config.loss == here[run.label].loss for run in cars.runs)
 
 
 def test_the_icons_study_is_fair():
@@ -377,7 +377,7 @@ def test_the_icons_study_is_fair():
     plans = plan_all(found)
     images: dict[str, set[int]] = {}
     for run, p in zip(found.runs, plans, strict=True):
-        images.setdefault(dict(run.point)["protocol"], set()).add(p.images)
+        images.setdefault(run.label.rpartition("-")[2], set()).add(p.images)
         assert run.config.eval.every_steps is not None
         assert run.config.eval.every_steps * p.batch_size == 16_000
         scaled = 1e-3 * (p.batch_size / 80) ** 0.5
