@@ -1,21 +1,22 @@
-"""What the loss costs each process and step: bytes sent, FLOPs, memory.
+"""What the loss costs per process and step: bytes sent, FLOPs, memory.
 
 The formulas and their reasons are in docs/scale.md; benchmarks/scale.py measures them. The engine
-takes its block sizes from here, so that what is planned is what happens.
+takes its block sizes from here, so the plan describes what the engine does.
 """
 
 FP32 = 4
 LABEL = 8  # int64
-LOSS_SHARE = 8  # float64, once a process
-# Those of multi-similarity: minimum positive, maximum negative and the log-sum-exps of the mined
-# positives and negatives. Counted for every loss: beside an embedding they are next to nothing.
+LOSS_SHARE = 8  # float64, once per process
+# Of multi-similarity: minimum positive, maximum negative and the log-sum-exps of the mined positives
+# and negatives. Other losses are counted alike: beside an embedding the statistics are negligible.
 ROW_STATISTICS = 4
 # S of a process's own rows is kept between the two sweeps of the loss up to this many bytes.
 KEPT_SIMILARITIES = 64 * 2**20
-# Where S is not kept, at most so many bytes of it are held at a time, or 64 rows.
+# If S is not kept, at most this many bytes of it are held at a time, or 64 rows.
 LARGEST_BLOCK = 256 * 2**20
-# Matrices of tile x tile alive at the peak of multi-similarity, alone and of several processes, with the
-# buffers of the libraries; measured with benchmarks/scale.py (docs/log.md). Other losses take more.
+# Matrices of tile x tile that multi-similarity holds at its peak, with one process and with several,
+# including the buffers of the libraries; measured with benchmarks/scale.py (docs/log.md). Other losses
+# take more.
 WORKING_TILES, WORKING_TILES_BY_ROWS = 2, 5
 
 
@@ -26,8 +27,8 @@ def loss_bytes_sent(m: int, d: int, processes: int) -> int:
 
 
 def loss_flops(m: int, d: int, processes: int) -> int:
-    """Of the products alone. One process: half of S in each of the two sweeps, or once where it is
-    kept, and G X. Several: S of own rows, twice unless it is kept, and G X."""
+    """The matrix products only. One process: half of S in each of the two sweeps, or in one sweep as
+    far as it is kept, and G X. Several: S of own rows, twice unless it is kept, and G X."""
     b = m // processes
     S = FP32 * b * m // (2 if processes == 1 else 1)
     sweeps = 2 - min(1.0, KEPT_SIMILARITIES / S) if processes == 1 else 1 + (S > KEPT_SIMILARITIES)
@@ -40,9 +41,9 @@ def rows_at_a_time(b: int, m: int, tile: int, size: int = FP32) -> int:
 
 
 def loss_memory(m: int, d: int, processes: int, tile: int) -> int:
-    """For classes of a few images; the triplet loss keeps all positives, m x per_class, besides."""
+    """For classes of a few images. The triplet loss also keeps all positives, m x per_class."""
     b = m // processes
-    gathered = 2 * m * d if processes > 1 else 0  # as it arrives, and by process
+    gathered = 2 * m * d if processes > 1 else 0  # as it arrives, and split by process
     gradient = 2 * b * d  # of the loss, and scaled for the model
     rows = min(b, tile) if processes == 1 else rows_at_a_time(b, m, tile)
     tiles = (WORKING_TILES if processes == 1 else WORKING_TILES_BY_ROWS) * rows * min(tile, m)

@@ -6,8 +6,8 @@ from torch.nn.functional import normalize
 from dml.catalogue import MINING_SETTLED
 from dml.gpw import LOSSES, make_loss
 
-# Hyper-parameters at which every term of every loss is alive on the batches below: with the paper's
-# beta = 50 and lam = 1 a negative weight is often 1e-12, and an error in it would not be seen.
+# Hyper-parameters with which every term of every loss matters on the batches below: with the paper's
+# beta = 50 and lam = 1 a negative weight is often 1e-12, and an error in it would not be noticed.
 LIVELY = {
     "multi_similarity": {"alpha": 2.0, "beta": 10.0, "lam": 0.5, "eps": 0.1},
     "ms_weighting": {"alpha": 2.0, "beta": 10.0, "lam": 0.5},

@@ -1,8 +1,8 @@
 """The losses of the paper as plain Python loops over anchors and pairs: the oracle of the tests.
 
-Nothing here comes from `dml`. Each formula is typed from the paper's equation, with `math` and no
-care for speed or overflow. Sums over positives leave out the anchor. An anchor without a (selected)
-positive contributes zero.
+Nothing here is imported from `dml`. Each formula is typed from the paper's equation, with `math` and
+without regard to speed or overflow. Sums over positives leave out the anchor. An anchor without a
+(selected) positive contributes zero.
 """
 
 import math

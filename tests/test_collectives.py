@@ -1,4 +1,4 @@
-"""What is sent, and how a group of processes ends when one of them goes wrong."""
+"""What is sent, and how all processes end when one of them has a problem."""
 
 import time
 
@@ -37,7 +37,7 @@ def test_a_step_sends_one_gather_of_embeddings_and_one_of_row_statistics(process
             assert embeddings == b * (4 * d + 8)
             assert statistics < embeddings / 10
             assert step["counted"] == (processes - 1) * (embeddings + statistics)
-        # MS: four scalars a row and, once a process, its share of the loss
+        # MS: four scalars per row and, once per process, its share of the loss
         (_, embeddings), (_, statistics) = found["multi_similarity", 1]["forward"]
         assert statistics == b * 16 + 8
         assert embeddings + statistics <= 1.02 * (b * 4 * d + b * 16)
@@ -75,7 +75,7 @@ def test_a_mishap_on_one_process_is_the_same_sentence_on_all(kind, sentence, pro
 
 
 def test_rows_that_change_later_end_all_processes():
-    """The one that changed says so before it sends; the other loses its peer."""
+    """The process that changed fails before it sends; the other one loses its peer."""
     ended = start("mishap.py", 2, "fewer rows later", timeout=60)
     assert all(process.returncode != 0 for process in ended)
     assert "process 1 gave (29, 8)" in ended[1].stderr

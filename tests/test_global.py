@@ -1,4 +1,4 @@
-"""The global loss in real processes against one process's dense autograd."""
+"""The global loss in real processes against the dense loss of one process."""
 
 import sys
 
@@ -18,7 +18,7 @@ TOLERANCE = {"torch.float64": 1e-12, "torch.float32": 1e-5}
 
 @pytest.fixture(scope="module", params=WORLD_SIZES)
 def results(request, tmp_path_factory):
-    """What every process of a group of W found."""
+    """What each of W processes found."""
     folder = tmp_path_factory.mktemp(f"world{request.param}")
     run("invariance.py", request.param, folder)
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]

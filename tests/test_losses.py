@@ -108,8 +108,8 @@ def test_ms_is_the_naive_loop_over_anchors(preset, seed):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("engine", ["dense", "streaming"])
 def test_ms_is_that_of_pytorch_metric_learning(preset, seed, engine):
-    """Oracle: PML's miner and loss, float32. PML normalises inside; so the gradient is compared
-    with respect to vectors before normalisation."""
+    """Oracle: PML's miner and loss, float32. PML normalises inside, so the gradients with respect to
+    the vectors before normalisation are compared."""
     raw, labels = batch(m=60, d=16, classes=9, spread=1.0, seed=seed, dtype=torch.float32)
     raw = 3 * raw
     parameters = {"alpha": 2.0, "eps": 0.1, **preset}

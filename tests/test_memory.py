@@ -1,4 +1,4 @@
-"""The streaming engine never holds the m x m matrix: its memory, measured in a process of its own."""
+"""The engine never holds the m x m matrix: its memory, measured in a separate process."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ def extra_bytes(m, loss):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_forward_and_backward_at_16384_take_less_than_300_mib():
-    """And about what the plan says: measured 79 to 92 MiB, planned 84."""
+    """And about as much as the plan says: measured 79 to 92 MiB, planned 84."""
     measured = extra_bytes(16_384, "multi_similarity")
     assert measured < 300 * MIB
     sets = ["batch.classes=4096", "batch.per_class=4", "model.embedding_size=128"]
@@ -34,5 +34,5 @@ def test_forward_and_backward_at_16384_take_less_than_300_mib():
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 @pytest.mark.parametrize("loss", ["triplet", "histogram", "bin_lifted", "nca"])
 def test_other_losses_take_no_more(loss):
-    """At m = 8,192 the dense matrix is 256 MiB, and an engine that holds it needs several."""
+    """At m = 8,192 the dense matrix takes 256 MiB, and an engine that holds it needs several of them."""
     assert extra_bytes(8_192, loss) < 150 * MIB

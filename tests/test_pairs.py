@@ -1,4 +1,4 @@
-"""Oracle: the whole matrix of weights, and MS mining by loops."""
+"""The report of pairs. Oracles: the dense matrix of weights, and MS mining by loops."""
 
 import pytest
 import torch

@@ -150,7 +150,7 @@ def test_second_derivatives_are_refused_not_wrong():
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
 def test_a_loss_can_be_pickled_after_use(variant):
-    """As launchers and spawned workers do."""
+    """Launchers and spawned workers pickle it."""
     X, labels = batch()
     used = GlobalPairLoss(make(variant))
     value = used(X, labels)
@@ -203,7 +203,7 @@ def test_full_precision_restores_the_choice_after_an_error():
 
 
 def test_similarities_of_a_pair_are_the_same_bits_in_both_rows():
-    """Mining decides for (i, j) in row i and in row j; blocks of any size must agree on S."""
+    """Mining decides about (i, j) in row i and in row j, so blocks of any size must agree on S."""
     m = 1025  # one row more than blocks of 64 or 512 hold
     X, _ = batch(m=m, d=64, dtype=torch.float32)
     S = X @ X.T
@@ -223,7 +223,7 @@ def naive_value(variant, X, labels):
 
 
 def both_ways(variant, X, labels, tile=4):
-    """Dense, streaming and weights agree with each other, and the value with the naive loop."""
+    """Dense loss, engine and weights agree with each other, and the value with the naive loop."""
     loss = make(variant)
     expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
     value, gradient = value_and_gradient(GlobalPairLoss(loss, tile=tile), X, labels)
@@ -266,7 +266,7 @@ def test_all_classes_distinct(variant):
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
 def test_no_nan_arises_on_the_way(variant):
-    """Not even one that a mask would remove: autograd's anomaly detection must stay usable."""
+    """Not even one that a mask would remove, so that autograd's anomaly detection stays usable."""
     X, labels = batch(m=12)
     for y in (labels, torch.zeros_like(labels), torch.arange(12)):
         with torch.autograd.detect_anomaly(check_nan=True):
@@ -398,7 +398,7 @@ def test_bad_input_is_one_clear_sentence(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_embeddings_too_large_for_their_similarities_are_refused(engine):
-    """Of one dimension, their norm is finite and only its square is not."""
+    """With one dimension, their norm is finite and only its square is not."""
     for X in (torch.full((4, 1), 1e200, dtype=torch.float64), torch.full((4, 1), 1e30)):
         with pytest.raises(ValueError, match="4 of 4 embeddings hold NaN or infinity, or are too"):
             ENGINES[engine](X, torch.tensor([0, 0, 1, 1]))
@@ -483,7 +483,7 @@ LABELS = {
 }
 
 
-def test_what_is_kept_of_the_last_batch_does_not_leak_into_the_next():
+def test_what_is_reused_from_the_last_batch_does_not_change_the_next():
     used = GlobalPairLoss(MS, tile=4)
     for name in (*LABELS, *LABELS, *reversed(LABELS)):
         labels = torch.tensor(LABELS[name])
@@ -494,7 +494,7 @@ def test_what_is_kept_of_the_last_batch_does_not_leak_into_the_next():
         assert relative_error(gradient, expected_gradient) < 1e-12, name
 
 
-def test_a_batch_that_is_grouped_as_the_last_one_has_its_groups():
+def test_a_batch_with_the_same_runs_as_the_last_one_reuses_its_groups():
     groups = {name: Groups.of(torch.tensor(labels)) for name, labels in LABELS.items()}
     last = groups["two of each"]
     again = {name: Groups.of(torch.tensor(labels), last) for name, labels in LABELS.items()}
@@ -521,7 +521,7 @@ def test_tiles_in_small_parts(variant, sweeps):
 @pytest.mark.parametrize("alpha", [2, 60])
 @pytest.mark.parametrize("tile", [50, 200])
 def test_multi_similarity_in_place_holds_for_any_exponent(beta, length, dtype, alpha, tile):
-    """Sums relative to no maximum are for ordinary ones only; the others go the general way."""
+    """The kernel serves ordinary exponents only; the others are left to the general one."""
     loss = make_loss("multi_similarity", alpha=alpha, beta=beta, lam=0.5)
     X, labels = batch(m=120, classes=40)
     X = (length * X).to(dtype)
@@ -545,7 +545,7 @@ def test_a_batch_without_an_informative_pair_has_a_gradient_of_exact_zeros(loss)
 @pytest.mark.parametrize("tile", [2, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_pair_that_is_not_selected_has_a_weight_of_exactly_zero(tile, dtype):
-    """Classes on axes of their own, of which only the first two come near each other."""
+    """Each class is near an axis of its own, and only the first two are near each other."""
     X = torch.tensor([[1.0, 0, 0], [0.6, 0.8, 0], [0.8, 0.6, 0], [0, 1.0, 0], [0, 0, 1], [0, 0, 1]])
     loss, labels = GlobalPairLoss(MS, tile=tile), torch.arange(6) // 2
     _, gradient = value_and_gradient(loss, X.to(dtype), labels)
@@ -557,7 +557,7 @@ def test_a_pair_that_is_not_selected_has_a_weight_of_exactly_zero(tile, dtype):
 @pytest.mark.parametrize("beta", [40, 54, 56, 63, 90])
 @pytest.mark.parametrize("m", [1000, 10_000], ids=["one tile", "many"])
 def test_multi_similarity_in_place_does_not_overflow(beta, m):
-    """The largest z there is: positives opposite, and thousands of negatives on top of an anchor."""
+    """The largest possible z: positives opposite, and thousands of negatives equal to an anchor."""
     loss = make_loss("multi_similarity", beta=beta, lam=0.5)
     X = torch.zeros(m, 4)
     X[:, 0] = 1

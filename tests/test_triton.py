@@ -39,7 +39,7 @@ def random(sizes, d):
 
 
 def identical():
-    """All the same, and long: S = 4, exponents of 150, and e^89 is infinite in float32."""
+    """All the same vector, with S = 4: exponents of 150, where e^89 is infinite in float32."""
     _, labels = random([5, 3, 1], d=6)
     return torch.tensor([[2.0, 0, 0, 0, 0, 0]]).repeat(9, 1), labels
 
@@ -52,13 +52,13 @@ def opposite():
 
 
 def torn():
-    """The same with labels across: positives near -1 or 1, and negatives near 1 or -1."""
+    """The same with alternating labels: positives near -1 or 1, and negatives near 1 or -1."""
     X, _ = opposite()
     return X, torch.arange(8) % 2
 
 
 def ties():
-    """S in steps of 1/4, as is the eps of one loss: some pairs lie on the edge of being mined."""
+    """S in steps of 1/4, as is the eps of one loss: some pairs are exactly at the mining threshold."""
     _, labels = random([5, 4, 4], d=4)
     generator = torch.Generator().manual_seed(0)
     return torch.randint(-1, 2, (13, 4), generator=generator) / 2, labels
@@ -97,7 +97,7 @@ def run(worker, *arguments, **variables):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What the kernels give, interpreted: statistics and gradient of every case."""
+    """Statistics and gradient of every case, by the interpreted kernels."""
     folder = tmp_path_factory.mktemp("triton")
     cases = []
     for b, name in CASES:
@@ -125,7 +125,7 @@ def test_kernels_equal_dense_in_float64(found, case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=" | ".join)
-def test_statistics_are_those_of_the_streaming_engine(found, case):
+def test_statistics_are_those_of_the_general_kernel(found, case):
     (make, *_), loss = BATCHES[case[0]], LOSSES[case[1]]
     t, _ = found[case]
     X, labels = make()
@@ -140,7 +140,7 @@ def test_statistics_are_those_of_the_streaming_engine(found, case):
     assert torch.equal(t["P"], expected["P"])
 
 
-def test_where_triton_cannot_compute_a_loss_it_says_why():
+def test_triton_says_why_it_cannot_compute_a_loss():
     ms, gpu, cpu = make_loss("multi_similarity"), torch.device("cuda"), torch.device("cpu")
     assert all(triton_problem(loss, torch.float32, gpu) is None for loss in LOSSES.values())
     for loss, dtype, device, reason in (

@@ -2,11 +2,11 @@
 
     python -m dml.gpw.table
 
-A batch of similarities is made up, and one negative pair is watched while
-  S: all similarities are shifted together (its own changes, its relative ones do not),
+In an example batch, one negative pair is watched while
+  S: all similarities are shifted together (its own changes, the relative ones do not),
   P: only the positive pairs are shifted,
   N: only the other negative pairs are shifted.
-If its weight moves, the loss considers that similarity.
+If its weight changes, the loss considers that similarity.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dml.gpw.losses import make_loss
 from dml.gpw.reference import weights_of_similarities
 from dml.gpw.weighting import PairLoss
 
-# A whole number of the histogram's steps (Delta = 2/150), so that its interpolation does not show.
+# Multiples of the histogram's step (Delta = 2/150), so that its interpolation has no effect.
 SHIFTS = tuple(steps * 2 / 150 for steps in (-15, -6, 6, 15))
 
 
@@ -60,8 +60,8 @@ def example() -> tuple[Tensor, Tensor]:
 def rows() -> dict[str, PairLoss]:
     """Every loss, and the two that the ablation also mines.
 
-    Where the default is lam = 1 it stands at 0.5, amid the similarities of the example: from 1 a
-    weight at 0.5 is 1e-11, and what it depends on is lost in rounding.
+    Where the default is lam = 1, it is replaced by 0.5, in the middle of the similarities of the
+    example: with 1, the weight of a pair at 0.5 is 1e-11, and what it depends on is lost in rounding.
     """
     losses = {
         name: make_loss(name, **({"lam": 0.5} if defaults.get("lam") == 1 else {}))

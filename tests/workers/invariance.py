@@ -1,4 +1,4 @@
-"""Loss and gradient of every loss on a global batch, plain and cached; written for comparison.
+"""Loss and gradient of every loss on a global batch, plain and in micro-batches, to be compared.
 
 python invariance.py OUT_FOLDER
 """
@@ -45,7 +45,7 @@ def main(out):
         for name, variant in zip(IDS, VARIANTS, strict=True):
             results[split, name] = gradient(model, variant, labels, 1, torch.float64)
 
-    # dropout: cached against one graph over the same parts, gradients averaged by hand
+    # dropout: in micro-batches, against one graph over the same parts, gradients averaged by hand
     plain, prepared = Network(dropout=0.5), accelerator.prepare(Network(dropout=0.5))
     variant = VARIANTS[0]
     labels = mixed_labels()

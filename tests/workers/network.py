@@ -20,7 +20,7 @@ class Network(nn.Module):
 
 
 def inputs(labels, dtype=torch.float64, seed=0):
-    """An image for every label: noise around a direction of its class."""
+    """An input for every label: noise around a direction of its class."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(2000, 12, generator=generator, dtype=torch.float64)
     noise = torch.randn(len(labels), 12, generator=generator, dtype=torch.float64)
@@ -35,7 +35,7 @@ def mixed_labels(m=60, seed=0):
 
 
 def splits(m=60):
-    """Adversarial ways in which a batch can fall to processes, for W = 2, 3 and 4."""
+    """Adversarial ways to divide a batch among processes, for W = 2, 3 and 4."""
     pairs = torch.arange(m) // 2
     return {
         "classes across processes": torch.arange(m) % (m // 2),
@@ -53,9 +53,9 @@ def own(x, rank, size):
 
 
 def leave(accelerator):
-    """End a worker whose results are written. At once, without the interpreter's own end: there the
-    threads of gloo now and then abort the process ("terminate called without an active exception",
-    seen in 2 of some 200 runs on a loaded machine), after all the work is done."""
+    """End a worker after its results are written, without the interpreter's shutdown: during that, the
+    threads of gloo sometimes abort the process ("terminate called without an active exception", seen
+    in 2 of about 200 runs on a loaded machine)."""
     accelerator.wait_for_everyone()
     accelerator.end_training()
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels, without a GPU, for the one given: python triton_compile.py 80 OUT"""
+"""Compiles the Triton kernels for a GPU, which need not be there: python triton_compile.py 80 OUT"""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def compile_for(kernel, capability):
 
 
 def stack(cubin):
-    """Bytes a thread keeps outside of its registers."""
+    """Bytes per thread that are kept outside of its registers."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
