@@ -1,5 +1,6 @@
 """Programs whose reader leaves early, as in `... | head`. Oracle: the exit code, and no traceback."""
 
+import os
 import subprocess
 import sys
 
@@ -13,7 +14,9 @@ ICONS = "shards/bundled/icons-mini"
 def without_reader(*command):
     """Exit code and standard error of a program whose output goes to a pipe that is closed."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, *command], cwd=ROOT, **pipes) as process:
+    # buffered, so that the output of --help is written when the program flushes it at its end
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    with subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env, **pipes) as process:
         process.stdout.close()
         said = process.stderr.read()
     return process.returncode, said
