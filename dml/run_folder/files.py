@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shards.files import sync_folder, try_lock, write_synced, write_whole
+from shards.files import sync_file, sync_folder, try_lock, write_synced, write_whole
 
 __all__ = [
     "Lines",
@@ -75,6 +75,5 @@ class Lines:
 
     def synced(self) -> int:
         """The size of the file, once all of it is on disk."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        sync_file(self.file)
         return self.file.tell()
