@@ -49,6 +49,7 @@ class Turns:
 
     def gradient(self, *arguments: Any, **named: Any) -> None:
         self.in_turn(self.sweeps.gradient, *arguments, **named)
+        del self.sweeps  # GlobalPairLoss would not hold its batch until the next step either
 
     def in_turn(self, sweep: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         fcntl.flock(self.lock, fcntl.LOCK_EX)
