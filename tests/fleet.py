@@ -1,6 +1,7 @@
-"""Starts real processes that form one gloo group."""
+"""Starts real processes: a worker script in a group of processes, or `accelerate launch`."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 WORKERS = Path(__file__).parent / "workers"
 
-# A shell that runs the tests in the background ignores Ctrl-C, and what they start inherits that.
+# A shell that runs the tests in the background ignores Ctrl-C, and child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -26,9 +27,16 @@ class Ended:
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A random port below 32768, where Linux begins to give ports to clients: another test that runs
+    at the same time finds another one."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 20_000)
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def environment(**more):
@@ -41,28 +49,36 @@ def environment(**more):
     return {**inherited, **paths, "OMP_NUM_THREADS": "1", **more}
 
 
+def ranks(processes, port=None):
+    """The variables by which a launcher tells each process of a group which one it is."""
+    port = free_port() if port is None else port
+    return [
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "LOCAL_WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        for rank in range(processes)
+    ]
+
+
 def start(worker, processes, *arguments, timeout=240):
     """Run a worker script in several processes, as a launcher would; wait for all of them.
 
     Returns how each ended. None may outlive the time-out: a hang is a failure.
     """
-    port = str(free_port())
     running = [
         subprocess.Popen(
             [sys.executable, str(WORKERS / worker), *map(str, arguments)],
-            env=environment(
-                RANK=str(rank),
-                LOCAL_RANK=str(rank),
-                WORLD_SIZE=str(processes),
-                LOCAL_WORLD_SIZE=str(processes),
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=port,
-            ),
+            env=environment(**rank),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(processes)
+        for rank in ranks(processes)
     ]
     deadline = time.monotonic() + timeout
     ended = []
@@ -78,7 +94,7 @@ def start(worker, processes, *arguments, timeout=240):
 
 
 def run(worker, processes, *arguments, timeout=240):
-    """`start`, and all must end well."""
+    """`start`, and every process must exit with 0."""
     ended = start(worker, processes, *arguments, timeout=timeout)
     for rank, process in enumerate(ended):
         assert process.returncode == 0, f"process {rank} of {processes}:\n{process.stderr}"
@@ -86,9 +102,9 @@ def run(worker, processes, *arguments, timeout=240):
 
 
 def launch(*arguments, **more):
-    """`accelerate launch` as a user would type it."""
+    """`accelerate launch` as a user would type it, on a port of its own."""
     return subprocess.run(
-        ["accelerate", "launch", *map(str, arguments)],
+        ["accelerate", "launch", "--main_process_port", str(free_port()), *map(str, arguments)],
         cwd=ROOT,
         env=environment(**more),
         capture_output=True,

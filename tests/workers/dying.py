@@ -1,11 +1,14 @@
-"""Trains, and is killed (kill -9) before the n-th time that it syncs a file to disk.
+"""Trains, and is killed (kill -9) before the N-th time that it syncs a file or folder to disk.
 
 python dying.py N --config ...
+
+The last line on standard error names what was not synced any more.
 """
 
 import os
 import signal
 import sys
+from pathlib import Path
 
 from dml.train import main
 
@@ -15,6 +18,8 @@ def deadly(left, fsync):
 
     def call(descriptor):
         if next(calls, None) is None:
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            print(f"killed before the sync of {path.name}", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         fsync(descriptor)
 

@@ -1,0 +1,117 @@
+"""Which tests start processes, train, or need Slurm; and how they share a machine.
+
+`make test-fast` leaves out every test with one of the markers below. They cannot be forgotten: a test
+that starts such a process without the marker fails.
+"""
+
+import os
+import subprocess
+
+import pytest
+
+# Threads that wait for work must not spin: with more threads than cores, small networks became ten
+# times slower. Both settings are read when torch is first imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+MARKERS = ("slurm", "training", "processes")  # the longest first
+
+popen = subprocess.Popen.__init__
+
+
+def needed_marker(command, env):
+    """The marker that a test needs to start this command, or None."""
+    words = [os.fspath(word) for word in command] if not isinstance(command, str) else [command]
+    names = {os.path.basename(word) for word in words}
+    if names & {"--help", "-h", "--dry-run", "--status"}:
+        return None
+    if names & {"slurmctld", "slurmd", "sbatch"}:
+        return "slurm"
+    if "train.py" in names or ("slurm.py" in names and "local" in names):
+        return "training"
+    if names & {"accelerate", "torch.distributed.run", "torchrun"} or "RANK" in (env or {}):
+        return "processes"
+    return None
+
+
+def pytest_configure(config):
+    def checked(self, args, *more, **options):
+        marker = needed_marker(args, options.get("env"))
+        test = config.stash.get(CURRENT, None)
+        if marker and test and not any(test.get_closest_marker(name) for name in MARKERS):
+            pytest.fail(
+                f"{test.nodeid} starts {args}: give it @pytest.mark.{marker}, so that "
+                "`make test-fast` leaves it out",
+                pytrace=False,
+            )
+        popen(self, args, *more, **options)
+
+    subprocess.Popen.__init__ = checked
+
+
+def pytest_unconfigure():
+    subprocess.Popen.__init__ = popen
+
+
+CURRENT = pytest.StashKey()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    item.config.stash[CURRENT] = item
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    item.config.stash[CURRENT] = None
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if "slurm" in getattr(item, "fixturenames", ()):
+            item.add_marker("slurm")
+    if hasattr(config, "workerinput"):  # of pytest-xdist
+        longest_files_first(items)
+
+
+def longest_files_first(items):
+    """Files go to the workers in this order; a long one that comes last leaves the others idle."""
+    places = {}
+    for item in items:
+        found = [MARKERS.index(mark.name) for mark in item.iter_markers() if mark.name in MARKERS]
+        places[item.path] = min([places.get(item.path, len(MARKERS)), *found])
+    items.sort(key=lambda item: places[item.path])
+
+
+@pytest.fixture
+def fresh_accelerate():
+    """accelerate keeps one state per process; afterwards it is as before the first Accelerator.
+    The number of threads, too."""
+    import torch
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mounts a file system of so many bytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mount(size):
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+        if os.geteuid() != 0 or subprocess.run(command, check=False).returncode:
+            pytest.skip("mounting a small file system needs root")
+        mounted.append(place)
+        return place
+
+    mounted = []
+    yield mount
+    if mounted:
+        subprocess.run(["umount", str(place)], check=True)

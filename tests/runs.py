@@ -1,0 +1,149 @@
+"""Whole training runs for the tests: small ones, how to start and watch them, what they left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from fleet import ROOT, environment, free_port, ranks, run, start
+
+TRAIN = ROOT / "dml" / "train.py"
+ICONS = ROOT / "shards" / "bundled" / "icons-mini"
+BASE = [
+    "--config",
+    str(ROOT / "configs" / "icons_mini.yaml"),
+    "--set",
+    f"data.shards={ICONS}",
+    "data.workers=0",
+    "data.size=16",
+    "batch.classes=16",
+    "optim.lr=1e-4",
+    "optim.schedule=cosine",
+    "model.embedding_size=32",
+    "length.steps=30",
+    "run.log_steps=1",
+    "eval.every_steps=null",
+    "eval.untrained=false",
+]
+
+
+def train(processes, folder, *sets, timeout=280):
+    """Train to the end; every process must exit with 0. Returns the run's folder."""
+    run(TRAIN, processes, *BASE, f"run.dir={folder}", *sets, timeout=timeout)
+    return Path(folder) / "icons_mini"
+
+
+def train_several(processes, folder, runs, timeout=280):
+    """Several runs in the same processes: {name: settings} -> {name: [(exit code, stderr)]}, with an
+    entry for every process. Run `name` is in folder/name."""
+    lines = [
+        {"port": free_port(), "arguments": [*BASE, f"run.dir={folder}", f"run.name={name}", *sets]}
+        for name, sets in runs.items()
+    ]
+    plan = Path(folder) / f"runs-{processes}.json"
+    plan.write_text(json.dumps(lines))
+    found = {name: [] for name in runs}
+    for process in start("several.py", processes, plan, timeout=timeout):
+        assert process.returncode == 0, process.stderr
+        said = process.stderr
+        for name in runs:
+            stderr, _, said = said.partition("exit code ")
+            code, _, said = said.partition("\n")
+            found[name].append((int(code), stderr))
+    return found
+
+
+def lines(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(run):
+    return [line["loss"] for line in lines(run) if "loss" in line]
+
+
+def result(run):
+    return json.loads((run / "result.json").read_text())
+
+
+def checkpoints(run):
+    """The folders to resume from, oldest first."""
+    return sorted((run / "checkpoints").glob("step-*"))
+
+
+def content(run):
+    """What must be the same to the bit."""
+    return (run / "model.safetensors").read_bytes(), (run / "metrics.jsonl").read_bytes()
+
+
+class Launched:
+    """A run that a test watches and disturbs.
+
+    how: arguments of `accelerate launch`, or a number of processes that are started without it, so
+    that each has its own exit code. machines: a working folder per process.
+    """
+
+    def __init__(self, how, folder, *sets, machines=None, program=(TRAIN,), base=BASE):
+        self.run, self.log = Path(folder) / "icons_mini", Path(folder) / f"{time.monotonic_ns()}"
+        Path(folder).mkdir(exist_ok=True)
+        command = [*program, *base, f"run.dir={folder}", *sets]
+        if isinstance(how, int):
+            launcher, variables = [sys.executable], ranks(how)
+        else:
+            launcher = ["accelerate", "launch", "--main_process_port", free_port(), *how]
+            variables = [{"DS_ACCELERATOR": "cpu"}]
+        with self.log.open("w") as log:
+            self.processes = [
+                subprocess.Popen(
+                    [*map(str, (*launcher, *command))],
+                    cwd=cwd,
+                    env=environment(**more),
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+                for more, cwd in zip(variables, machines or [ROOT] * len(variables), strict=True)
+            ]
+
+    @property
+    def said(self):
+        return self.log.read_text()
+
+    def wait_for(self, ready, what, seconds=100):
+        """Until ready() is true; the run must not end before."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and all(p.poll() is None for p in self.processes):
+            if ready():
+                return self
+            time.sleep(0.01)
+        pytest.fail(f"{what} never came: {self.said}")
+
+    def until(self, step):
+        metrics = self.run / "metrics.jsonl"
+        return self.wait_for(
+            lambda: metrics.exists() and metrics.read_text().count('"loss"') >= step, f"step {step}"
+        )
+
+    def rank(self, number):
+        """The process of a rank."""
+        for process in self.processes:
+            top = psutil.Process(process.pid)
+            for child in (top, *top.children(recursive=True)):
+                if child.environ().get("RANK") == str(number) and str(TRAIN) in child.cmdline():
+                    return child
+        pytest.fail(f"no rank {number}")
+
+    def end(self, timeout=200):
+        """The exit codes; a process that does not end is a failure."""
+        deadline = time.monotonic() + timeout
+        try:
+            return [p.wait(max(0.1, deadline - time.monotonic())) for p in self.processes]
+        finally:
+            for p in self.processes:
+                if p.poll() is None:
+                    os.killpg(p.pid, signal.SIGKILL)
+                    p.wait()

@@ -1,0 +1,53 @@
+"""The same run for any number of processes. Oracle: the loss curve of one process."""
+
+import pytest
+from runs import losses, train_several
+
+pytestmark = pytest.mark.training
+
+CONVNET = ["length.steps=20"]
+FROZEN = [
+    "length.steps=10",
+    "optim.lr=1e-5",
+    "model.backbone=efficientnet_lite0",
+    "model.weights=pretrained",
+    "data.size=32",
+    "batch.classes=8",
+]
+TOLERANCE = {"fp32": 1e-4, "fp64": 1e-10}
+CASES = {
+    "convnet-1": (CONVNET, 1),
+    "convnet-1-10": ([*CONVNET, "engine.micro_batch=10"], 1),
+    "convnet-2": (CONVNET, 2),
+    "convnet-4-5": ([*CONVNET, "engine.micro_batch=5"], 4),
+    "frozen-1": (FROZEN, 1),
+    "frozen-2": (FROZEN, 2),
+    "frozen-4-2": ([*FROZEN, "engine.micro_batch=2"], 4),
+}
+
+
+@pytest.fixture(scope="module")
+def curves(tmp_path_factory):
+    """The curve of (case, precision), in one launch for every number of processes."""
+    folder, known = tmp_path_factory.mktemp("curves"), {}
+    for processes in (1, 2, 4):
+        runs = {
+            f"{case}-{precision}": [*sets, f"engine.precision={precision}"]
+            for case, (sets, of) in CASES.items()
+            for precision in TOLERANCE
+            if of == processes
+        }
+        for name, ended in train_several(processes, folder, runs).items():
+            assert [code for code, _ in ended] == [0] * processes, ended
+            known[name] = losses(folder / name)
+    return known
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.endswith("-1")])
+def test_the_loss_curve_does_not_depend_on_the_processes(curves, case, precision):
+    model = case.split("-")[0]
+    expected, found = (curves[f"{name}-{precision}"] for name in (f"{model}-1", case))
+    assert len(found) == len(expected) == (20 if model == "convnet" else 10)
+    assert found == pytest.approx(expected, rel=TOLERANCE[precision])
+    assert len({*expected}) == len(expected), "nothing was learned"
