@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: help setup test lint types check demo bench slurm test-slurm clean
+.PHONY: help setup test test-fast lint types check demo bench slurm test-slurm clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,8 +20,15 @@ $(STAMP): pyproject.toml constraints.txt
 		--no-build-isolation -e '.[deepspeed]'
 	touch $(STAMP)
 
-test: $(STAMP) ## all tests
-	$(BIN)/python -m pytest -q
+# Files of tests go to so many workers. Some tests mostly wait, so there may be more than cores.
+WORKERS ?= 3
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test: $(STAMP) ## all tests: about ten minutes on two cores
+	$(PYTEST)
+
+test-fast: $(STAMP) ## tests without groups of processes, training or Slurm: three minutes
+	$(PYTEST) -m "not processes and not training and not slurm and not slow"
 
 # Installs apt packages, so it needs root. Without them the cluster's tests are skipped; in CI they fail.
 slurm: ## install Slurm for the tests (Debian, as root)

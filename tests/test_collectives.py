@@ -22,6 +22,7 @@ def test_alone_nothing_is_sent():
     assert (wire.size, wire.rank, wire.bytes_sent, wire.collectives) == (1, 0, 0, 0)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("processes", [2, 3])
 def test_a_step_sends_one_gather_of_embeddings_and_one_of_row_statistics(processes, tmp_path):
     """Oracle: a count of what torch.distributed was asked to do."""
@@ -50,6 +51,7 @@ def test_a_step_sends_one_gather_of_embeddings_and_one_of_row_statistics(process
         assert first.count("all_gather_object") == 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "sentence", "processes"),
     [
@@ -74,6 +76,7 @@ def test_a_mishap_on_one_process_is_the_same_sentence_on_all(kind, sentence, pro
         assert "trained" not in process.stdout
 
 
+@pytest.mark.processes
 def test_rows_that_change_later_end_all_processes():
     """The process that changed fails before it sends; the other one loses its peer."""
     ended = start("mishap.py", 2, "fewer rows later", timeout=60)
@@ -82,6 +85,7 @@ def test_rows_that_change_later_end_all_processes():
     assert "in the first step (30, 8)" in ended[1].stderr
 
 
+@pytest.mark.processes
 def test_the_worker_of_these_tests_trains_when_nothing_goes_wrong():
     for process in run("mishap.py", 2, "nothing"):
         assert "trained" in process.stdout

@@ -43,6 +43,7 @@ def check(results, key, expected, tolerance):
         assert relative_error(found[key][1].double(), gradient) <= tolerance
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("micro_batches", [1, 2, 5])
 def test_any_number_of_processes_and_micro_batches_gives_the_dense_gradient(
@@ -53,12 +54,14 @@ def test_any_number_of_processes_and_micro_batches_gives_the_dense_gradient(
         check(results, (dtype, name, micro_batches), expected, TOLERANCE[dtype])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("split", splits())
 def test_adversarial_splits(results, split):
     for name, variant in zip(IDS, VARIANTS, strict=True):
         check(results, (split, name), reference(variant, splits()[split]), 1e-12)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("micro_batches", [1, 2, 5])
 def test_dropout_draws_the_masks_of_the_uncached_step(results, micro_batches):
     for found in results:

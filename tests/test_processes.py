@@ -4,7 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from fleet import environment, launch
+from fleet import environment, free_port, launch
+
+pytestmark = pytest.mark.processes
 
 WHO = """
 import torch
@@ -38,8 +40,9 @@ def test_two_processes_know_each_other(who):
 
 
 def test_torchrun_works_too(who):
+    ranks = ["--nproc-per-node", "2", "--master-port", str(free_port())]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(who)],
+        [sys.executable, "-m", "torch.distributed.run", *ranks, str(who)],
         env=environment(),
         capture_output=True,
         text=True,
@@ -51,8 +54,7 @@ def test_torchrun_works_too(who):
 
 
 def test_processes_that_do_not_know_each_other_are_refused(who):
-    """Strangers: accelerate's own state was made before, alone, as a script that makes a plain
-    Accelerator first would do."""
+    """A script that makes a plain Accelerator first has formed accelerate's state, with one process."""
     who.write_text("from accelerate import Accelerator\nAccelerator()\n" + WHO)
     done = launch("--multi_gpu", "--num_processes", 2, who)
     assert done.returncode != 0
@@ -60,7 +62,6 @@ def test_processes_that_do_not_know_each_other_are_refused(who):
     assert "who" not in done.stdout
 
 
-@pytest.mark.slow
 def test_deepspeed_that_accelerate_drops_is_refused(who):
     config = "configs/accelerate/zero2.yaml"
     more = {"DS_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "true"}

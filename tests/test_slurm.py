@@ -603,7 +603,7 @@ def test_a_run_is_held_while_its_processes_live(tmp_path):
     assert not is_running_here(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_a_sweep_on_this_machine(tmp_path):
     empty = tmp_path / "empty.pth"
     empty.touch()
@@ -627,7 +627,7 @@ def test_a_sweep_on_this_machine(tmp_path):
     assert (sweep.runs["good"] / "result.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_a_sweep_on_this_machine_is_interrupted_killed_and_continued(tmp_path):
     sweep = Sweeping(tmp_path, {"a": {}}, **{"save.every_minutes": 1e-6})
 

@@ -1,11 +1,8 @@
 """Training through accelerate: any number of processes, DDP or DeepSpeed, cached or not."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from batches import batch
 from fleet import WORKERS, launch, run
 
@@ -16,58 +13,73 @@ MS = make_loss("multi_similarity", beta=10, lam=0.5)
 
 
 @pytest.fixture
-def accelerator():
-    yield Accelerator(cpu=True)
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
-
-
-def trained(processes, folder, steps=20, micro_batches=1, dtype="float64"):
-    out = Path(folder) / f"{processes}-{micro_batches}-{dtype}.pt"
-    run("training.py", processes, out, steps, micro_batches, dtype)
-    return torch.load(out)
+def accelerator(fresh_accelerate):
+    return Accelerator(cpu=True)
 
 
 def difference(a, b):
     return max((a["parameters"][k] - b["parameters"][k]).abs().max() for k in a["parameters"])
 
 
+def read(folder):
+    """Micro-batches -> what the worker training.py wrote."""
+    return {int(path.stem): torch.load(path) for path in folder.glob("*.pt")}
+
+
+CASES = {1: (1, 3), 2: (1, 3), 4: (1, 2)}  # processes: numbers of micro-batches
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    return trained(1, tmp_path_factory.mktemp("alone"))
+def trained(tmp_path_factory):
+    """(processes, micro-batches) -> twenty steps in float64, with one launch per group."""
+    known = {}
+    for processes, micro_batches in CASES.items():
+        folder = tmp_path_factory.mktemp("trained")
+        run("training.py", processes, folder, 20, "float64", *micro_batches)
+        known |= {(processes, k): found for k, found in read(folder).items()}
+    return known
 
 
-@pytest.mark.parametrize(("processes", "micro_batches"), [(1, 3), (2, 1), (2, 3), (4, 1), (4, 2)])
-def test_twenty_steps_end_with_the_same_weights(alone, processes, micro_batches, tmp_path):
-    other = trained(processes, tmp_path, micro_batches=micro_batches)
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "case", [(n, k) for n, micro_batches in CASES.items() for k in micro_batches if n + k > 2]
+)
+def test_twenty_steps_end_with_the_same_weights(trained, case):
+    alone, other = trained[1, 1], trained[case]
     assert difference(alone, other) < 1e-10
     assert other["loss"] == pytest.approx(alone["loss"], rel=1e-10)
 
 
+def launched(folder, config, *more, **variables):
+    """Five steps by a shipped configuration, with one and with two micro-batches."""
+    arguments = [WORKERS / "training.py", folder, 5, "float32", 1, 2]
+    done = launch("--config_file", f"configs/accelerate/{config}", *more, *arguments, **variables)
+    assert done.returncode == 0, done.stderr
+    return read(folder)
+
+
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory):
-    """Five steps under DDP, by the shipped configuration for two CPU processes."""
-    folder = tmp_path_factory.mktemp("ddp")
-    for k in (1, 2):
-        arguments = [WORKERS / "training.py", folder / f"{k}.pt", 5, k, "float32"]
-        done = launch("--config_file", "configs/accelerate/cpu_x2.yaml", *arguments)
-        assert done.returncode == 0, done.stderr
-    return {k: torch.load(folder / f"{k}.pt") for k in (1, 2)}
+    return launched(tmp_path_factory.mktemp("ddp"), "cpu_x2.yaml")
 
 
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def zero(request, tmp_path_factory):
+    """The stage of DeepSpeed's ZeRO, and what it trains."""
+    folder, more = tmp_path_factory.mktemp("zero"), ("--num_processes", 2)
+    config = f"zero{request.param}.yaml"
+    return request.param, launched(folder, config, *more, DS_ACCELERATOR="cpu")
+
+
+@pytest.mark.processes
 def test_micro_batches_are_reduced_once(ddp):
     assert ddp[1]["reductions"] == ddp[2]["reductions"] == ["all_reduce"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.processes
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_deepspeed_trains_what_ddp_trains(ddp, stage, micro_batches, tmp_path):
-    arguments = [WORKERS / "training.py", tmp_path / "out.pt", 5, micro_batches, "float32"]
-    config = f"configs/accelerate/zero{stage}.yaml"
-    done = launch("--config_file", config, "--num_processes", 2, *arguments, DS_ACCELERATOR="cpu")
-    assert done.returncode == 0, done.stderr
-    found = torch.load(tmp_path / "out.pt")
+def test_deepspeed_trains_what_ddp_trains(ddp, zero, micro_batches):
+    stage, found = zero[0], zero[1][micro_batches]
     assert difference(found, ddp[micro_batches]) == 0
     # the gradient once, however many micro-batches, and then whether any process overflowed
     assert found["reductions"] == [
@@ -123,34 +135,31 @@ def test_the_graph_of_one_micro_batch_is_alive_at_a_time(accelerator):
     assert peak < plain / 4
 
 
+@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("micro_batch", [None, 10])
 def test_bf16_for_the_model_and_float32_for_the_loss(micro_batch):
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-    try:
-        torch.manual_seed(0)
-        seen = []
+    torch.manual_seed(0)
+    seen = []
 
-        class Model(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = torch.nn.Linear(8, 8)
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 8)
 
-            def forward(self, x):
-                hidden = self.linear(x)
-                seen.append(hidden.dtype)
-                return torch.nn.functional.normalize(hidden.float(), dim=1)
+        def forward(self, x):
+            hidden = self.linear(x)
+            seen.append(hidden.dtype)
+            return torch.nn.functional.normalize(hidden.float(), dim=1)
 
-        def loss_fn(X, labels):
-            seen.append(X.dtype)
-            return GlobalPairLoss(MS)(X, labels)
+    def loss_fn(X, labels):
+        seen.append(X.dtype)
+        return GlobalPairLoss(MS)(X, labels)
 
-        images, labels = batch(m=30, dtype=torch.float32)
-        model = accelerator.prepare(Model())
-        loss, _ = backward(accelerator, model, loss_fn, images, labels, micro_batch)
-        assert set(seen) == {torch.bfloat16, torch.float32}
-        assert seen.count(torch.float32) == 1
-        assert loss.dtype == torch.float32
-        assert model.linear.weight.grad.dtype == torch.float32
-    finally:
-        for state in (AcceleratorState, GradientState, PartialState):
-            state._reset_state()
+    images, labels = batch(m=30, dtype=torch.float32)
+    model = accelerator.prepare(Model())
+    loss, _ = backward(accelerator, model, loss_fn, images, labels, micro_batch)
+    assert set(seen) == {torch.bfloat16, torch.float32}
+    assert seen.count(torch.float32) == 1
+    assert loss.dtype == torch.float32
+    assert model.linear.weight.grad.dtype == torch.float32

@@ -24,6 +24,7 @@ def met(tmp_path_factory):
     return found, [process.stdout for process in ended]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
@@ -42,11 +43,13 @@ def test_all_processes_see_the_same(met, what, expected):
     assert [each[what] for each in found] == [expected] * PROCESSES
 
 
+@pytest.mark.processes
 def test_only_one_received_the_signal(met):
     found, _ = met
     assert [each["received"] for each in found] == [None, "SIGTERM", None]
 
 
+@pytest.mark.processes
 def test_only_the_first_speaks(met):
     _, said = met
     assert ["said by the first process" in text for text in said] == [True, False, False]

@@ -1,13 +1,18 @@
 """The same run for any number of processes. Oracle: the loss curve of one process."""
 
 import pytest
+from pictures import make_folder
 from runs import losses, train_several
+
+from shards.build import main as build
 
 pytestmark = pytest.mark.training
 
 CONVNET = ["length.steps=20"]
+# Pretrained, with frozen BatchNorm. On few images: it is slow to evaluate on all icons.
 FROZEN = [
     "length.steps=10",
+    "data.dataset=folder",
     "optim.lr=1e-5",
     "model.backbone=efficientnet_lite0",
     "model.weights=pretrained",
@@ -30,9 +35,16 @@ CASES = {
 def curves(tmp_path_factory):
     """The curve of (case, precision), in one launch for every number of processes."""
     folder, known = tmp_path_factory.mktemp("curves"), {}
+    images, shards = folder / "images", folder / "shards"
+    make_folder(images, classes=12)
+    assert build(["folder", "--root", str(images), "--out", str(shards)]) == 0
     for processes in (1, 2, 4):
         runs = {
-            f"{case}-{precision}": [*sets, f"engine.precision={precision}"]
+            f"{case}-{precision}": [
+                *sets,
+                f"engine.precision={precision}",
+                *([f"data.shards={shards}"] if case.startswith("frozen") else []),
+            ]
             for case, (sets, of) in CASES.items()
             for precision in TOLERANCE
             if of == processes

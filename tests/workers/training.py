@@ -1,12 +1,16 @@
 """Trains a small network for some steps and writes its parameters, for any launcher.
 
-python training.py OUT STEPS MICRO_BATCHES DTYPE
+python training.py FOLDER STEPS DTYPE MICRO_BATCHES...
+
+The training with K micro-batches per step goes to FOLDER/K.pt. All trainings share the processes.
 """
 
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from accelerate.state import AcceleratorState
 from network import Network, inputs, leave, own
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -34,10 +38,8 @@ def count_reductions():
     return calls
 
 
-def main(out, steps, micro_batches, dtype):
-    dtype = getattr(torch, dtype)
-    reductions = count_reductions()
-    accelerator = make_accelerator()
+def train(accelerator, steps, dtype, micro_batches, reductions):
+    """What the first process writes: parameters, the last loss, the reductions of the last step."""
     rank, size = accelerator.process_index, accelerator.num_processes
     model = Network(dtype=dtype)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -45,16 +47,25 @@ def main(out, steps, micro_batches, dtype):
     if isinstance(model, DistributedDataParallel):
         model.register_comm_hook(None, allreduce_hook)  # what DDP does below Python, seen
     loss_fn = GlobalPairLoss(make_loss("multi_similarity", beta=10, lam=0.5), tile=16)
-    for step in range(int(steps)):
+    for step in range(steps):
         labels = torch.randint(10, (40,), generator=torch.Generator().manual_seed(step))
         images, y = own(inputs(labels, dtype, seed=step), rank, size), own(labels, rank, size)
         reductions.clear()
-        micro_batch = -(-len(y) // int(micro_batches))
+        micro_batch = -(-len(y) // micro_batches)
         done = update(accelerator, model, loss_fn, optimizer, images, y, micro_batch)
-    state = accelerator.get_state_dict(model)
-    if accelerator.is_main_process:
-        state = {name: x.clone() for name, x in state.items()}
-        torch.save({"parameters": state, "loss": done.loss, "reductions": reductions}, out)
+    last = list(reductions)
+    state = {name: x.clone() for name, x in accelerator.get_state_dict(model).items()}
+    return {"parameters": state, "loss": done.loss, "reductions": last}
+
+
+def main(folder, steps, dtype, *micro_batches):
+    reductions = count_reductions()
+    for k in map(int, micro_batches):
+        accelerator = make_accelerator()
+        written = train(accelerator, int(steps), getattr(torch, dtype), k, reductions)
+        if accelerator.is_main_process:
+            torch.save(written, Path(folder) / f"{k}.pt")
+        AcceleratorState._reset_state()  # DeepSpeed takes one model per Accelerator
     leave(accelerator)
 
 
