@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, whatever happens while they are written."""
+"""A checkpoint is complete or absent, whatever happens while it is written."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_the_last_is_found_by_its_content_not_by_its_name(root):
     assert read_last(root)[0].state["step"] == 200
 
 
-def test_the_best_is_not_one_to_continue_from_and_stays_while_a_checkpoint_needs_it(root):
+def test_the_best_is_not_resumed_from_and_stays_while_a_checkpoint_needs_it(root):
     model = {"model.safetensors": tensors(0)["model.safetensors"]}
     write(root, "best-00000250", state(250), model)
     assert read_last(root)[0].state["step"] == 200
@@ -92,7 +92,7 @@ def empty(path):
 
 @pytest.mark.parametrize("harm", [cut, flip, empty, Path.unlink])
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
-def test_a_damaged_one_is_passed_over_and_named(root, harm, file):
+def test_a_damaged_one_is_skipped_and_named(root, harm, file):
     harm(root / "step-00000200" / file)
     last, damaged = read_last(root)
     assert last.state["step"] == 100
@@ -141,8 +141,8 @@ def test_no_checkpoint_at_all(tmp_path):
 
 
 def write_and_be_killed(root, left):
-    """In a child process: kill -9 before the call number `left` by which the file system learns
-    anything; returns how the child ended."""
+    """Write a checkpoint in a child process that is killed (kill -9) before call number `left` that
+    changes the file system. Returns the child's exit code."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -178,7 +178,7 @@ def test_killed_at_any_point_there_is_always_a_whole_one(root, tmp_path):
         last, damaged = read_last(copy)
         assert damaged == []
         found.append(last.state["step"])
-        # and the next run writes as if nothing had happened
+        # the next run writes as usual
         write_step(copy, state(400), tensors(400))
         assert read_last(copy)[0].state["step"] == 400
         assert ".writing" not in names(copy)

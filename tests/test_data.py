@@ -256,7 +256,7 @@ JPEGS = {
 @pytest.mark.parametrize("kind", JPEGS)
 @pytest.mark.parametrize("size", [32, 8])
 def test_a_jpeg_is_what_pillow_says_it_is(kind, size):
-    """Small ones take a short way to the decoder."""
+    """Small ones take a shorter path to the decoder."""
     data = JPEGS[kind]
     ours = resized(opened(data, size), (5, 3, 45, 37), size)
     pillow = resized(Image.open(io.BytesIO(data)), (5, 3, 45, 37), size)
@@ -277,14 +277,14 @@ def test_a_jpeg_that_breaks_off_or_lies_about_its_size_is_refused():
 
 
 @given(st.binary(max_size=60), st.integers(0, 400))
-def test_the_size_of_a_jpeg_is_told_of_any_bytes(tail, cut):
+def test_any_bytes_may_be_asked_for_the_size_of_a_jpeg(tail, cut):
     data = JPEGS["baseline"]
     assert plain_jpeg_size(data) == (50, 40)
     plain_jpeg_size(data[: 2 + cut] + tail)
     assert plain_jpeg_size(tail) is None
 
 
-def test_crops_depend_on_their_place_alone():
+def test_crops_depend_only_on_their_key():
     data = encoded(np.random.default_rng(0).integers(0, 255, (50, 60, 3), dtype=np.uint8))
     first = train_image(data, SMALL, draws(1, 2, 3))
     assert train_image(data, SMALL, draws(1, 2, 3)) == first

@@ -360,6 +360,7 @@ def title(page):
 # ---- the tests ------------------------------------------------------------------------------------
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("page", PAGES, ids=title)
 def test_the_commands_of_a_page(page, followed):
     followed(page)
@@ -448,6 +449,7 @@ def whole_batch(followed):
     return here, page["network"]().state_dict(), model.state_dict()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["ddp_loop", "accelerate_loop", "pml_loop"])
 def test_your_loop_has_the_gradient_of_the_whole_batch(whole_batch, name):
     """Plain SGD: what the weights have moved is the sum of the gradients."""

@@ -100,7 +100,7 @@ def test_a_run_that_begins_again_without_a_checkpoint_begins_anew(tmp_path):
     assert [event.step for event in events(tmp_path).Scalars("train/loss")] == [10]
 
 
-def test_lines_that_were_lost_are_noticed(tmp_path):
+def test_lost_lines_are_reported(tmp_path):
     team = Alone()
     opened(tmp_path, step=10, size=100, team=team).close()
     assert team.said == ["metrics.jsonl is shorter than at the checkpoint: lines of it are lost"]
@@ -110,7 +110,7 @@ def full(line):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_disk_that_is_full_is_a_problem_to_be_told(tmp_path, monkeypatch):
+def test_a_full_disk_is_a_problem_for_the_team(tmp_path, monkeypatch):
     team = Alone()
     journal = opened(tmp_path, team=team)
     with monkeypatch.context() as patch:
@@ -148,7 +148,7 @@ def test_numbers_survive_the_file(tmp_path):
     assert lines(tmp_path / "metrics.jsonl") == [{"step": 10, "loss": 1 / 3, "gradient_norm": None}]
 
 
-def test_the_clock_tells_seconds_a_step_and_starts_again():
+def test_the_clock_gives_seconds_per_step_and_starts_again():
     clock = Clock(torch.device("cpu"))
     for _ in range(2):
         with clock("data"):

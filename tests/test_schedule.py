@@ -1,4 +1,4 @@
-"""Oracle: the definitions, worked out by hand."""
+"""Learning rates, and which evaluation is due. Oracle: the definitions, worked out by hand."""
 
 import math
 
@@ -41,11 +41,11 @@ def due(steps=10, **settings):
     return [evaluation_due(Eval(ks=(1,), **settings), step, steps) for step in range(steps + 1)]
 
 
-def test_nothing_is_due_by_default_but_the_end_which_always_comes():
+def test_nothing_is_due_by_default_before_the_end():
     assert due() == [None] * 11
 
 
-def test_the_test_classes_are_looked_at_on_the_way_but_not_twice_at_the_end():
+def test_the_test_classes_are_evaluated_during_training_but_not_twice_at_the_end():
     assert [i for i, which in enumerate(due(every_steps=5)) if which == "test"] == [5]
 
 
@@ -55,7 +55,7 @@ def test_validation_comes_at_the_end_too():
     assert "test" not in found
 
 
-def test_the_untrained_network_is_shown_the_test_classes():
+def test_the_untrained_network_is_evaluated_on_the_test_classes():
     found = due(every_steps=4, validation_classes=0.2, untrained=True)
     assert found[0] == "test"
     assert found.count("test") == 1

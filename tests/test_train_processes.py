@@ -11,7 +11,7 @@ pytestmark = pytest.mark.training
 CONVNET = ["length.steps=20"]
 # Pretrained, with frozen BatchNorm. On few images: it is slow to evaluate on all icons.
 FROZEN = [
-    "length.steps=10",
+    "length.steps=5",
     "data.dataset=folder",
     "optim.lr=1e-5",
     "model.backbone=efficientnet_lite0",
@@ -60,6 +60,6 @@ def curves(tmp_path_factory):
 def test_the_loss_curve_does_not_depend_on_the_processes(curves, case, precision):
     model = case.split("-")[0]
     expected, found = (curves[f"{name}-{precision}"] for name in (f"{model}-1", case))
-    assert len(found) == len(expected) == (20 if model == "convnet" else 10)
+    assert len(found) == len(expected) == (20 if model == "convnet" else 5)
     assert found == pytest.approx(expected, rel=TOLERANCE[precision])
     assert len({*expected}) == len(expected), "nothing was learned"

@@ -19,6 +19,7 @@ EVENTFUL = [
     "eval.validation_classes=0.1",
     "eval.untrained=true",
 ]
+RESUMED = "resuming after step"
 RARELY = "save.every_minutes=10"  # only at a signal, and at the end
 DDP = ["--config_file", str(ROOT / "configs/accelerate/cpu_x2.yaml")]
 ZERO2, ZERO3 = (
@@ -62,26 +63,24 @@ def test_killed_at_any_step_the_same_command_gives_the_same_bits(undisturbed, ho
         run.until(step).rank(rank).kill()
         assert run.end() != [0]
         assert not (run.run / "result.json").exists()
-        assert ("continuing" in run.said) == (n > 0)
+        assert (RESUMED in run.said) == (n > 0)
     again = launched(how, tmp_path)
     assert again.end() == [0], again.said
-    assert "continuing" in again.said
+    assert RESUMED in again.said
     assert content(again.run) == expected
 
 
 def test_killed_in_the_middle_of_a_checkpoint(undisturbed, tmp_path):
     """The process that writes is killed before each of the syncs of a checkpoint in turn, and the
     same command resumes the run every time."""
-    points = []
-    for point in range(6):
-        run = launched(2, tmp_path, program=(WORKERS / "dying.py", 20 + point))
-        assert 0 not in run.end(), run.said
-        points.append(run.said.split("killed before the sync of ")[1].split()[0])
-        assert ("continuing" in run.said) == (point > 0)
-    assert len({*points}) == 6, points
+    synced = ["metrics.jsonl", "model.safetensors", "optimizer.safetensors", "state.json"]
+    for n, name in enumerate([*synced, ".writing", "checkpoints"]):
+        run = launched(2, tmp_path, program=(WORKERS / "dying.py", name))
+        assert run.end()[0] == -signal.SIGKILL, f"{name} is never synced: {run.said}"
+        assert (RESUMED in run.said) == (n > 0)
     again = launched(2, tmp_path)
     assert again.end() == [0, 0], again.said
-    assert "continuing" in again.said
+    assert RESUMED in again.said
     assert content(again.run) == content(undisturbed(2))
 
 
@@ -96,11 +95,11 @@ def test_a_signal_to_one_process_saves_and_ends_all(undisturbed, processes, sent
     run = launched(processes, tmp_path, RARELY)
     run.until(5).rank(rank).send_signal(sent)
     assert run.end(timeout=60) == [75] * processes, run.said
-    assert run.said.count("the same command continues") == 1
+    assert run.said.count("the same command resumes") == 1
     (saved,) = checkpoints(run.run)
     again = launched(processes, tmp_path, RARELY)
     assert set(again.end()) == {0}, again.said
-    assert f"after step {int(saved.name[5:])}" in again.said
+    assert f"{RESUMED} {int(saved.name[5:])}" in again.said
     assert content(again.run) == content(undisturbed(processes))
 
 
@@ -176,11 +175,11 @@ def test_machines_need_not_share_the_folder_of_the_run(undisturbed, resumed):
     assert not (machines[1] / "runs").exists()
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_said_so(undisturbed, resumed):
+def test_a_damaged_checkpoint_is_skipped_and_named(undisturbed, resumed):
     again, machines, (before, last) = resumed
     last = last.relative_to(machines[0])
-    assert f"passed over: {last}: model.safetensors differs from its checksum" in again.said
-    assert f"continuing runs/icons_mini after step {int(before.name[5:])}" in again.said
+    assert f"is skipped: {last}: model.safetensors differs from its checksum" in again.said
+    assert f"{RESUMED} {int(before.name[5:])}" in again.said
     assert content(again.run) == content(undisturbed(2))
 
 

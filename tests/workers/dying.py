@@ -1,8 +1,6 @@
-"""Trains, and is killed (kill -9) before the N-th time that it syncs a file or folder to disk.
+"""Trains, and is killed (kill -9) before the third sync to disk of a file or folder called NAME.
 
-python dying.py N --config ...
-
-The last line on standard error names what was not synced any more.
+python dying.py NAME --config ...
 """
 
 import os
@@ -12,14 +10,16 @@ from pathlib import Path
 
 from dml.train import main
 
+TIMES = 3
 
-def deadly(left, fsync):
-    calls = iter(range(left))
+
+def deadly(name, fsync):
+    syncs = 0
 
     def call(descriptor):
-        if next(calls, None) is None:
-            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-            print(f"killed before the sync of {path.name}", file=sys.stderr, flush=True)
+        nonlocal syncs
+        syncs += Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == name
+        if syncs == TIMES:
             os.kill(os.getpid(), signal.SIGKILL)
         fsync(descriptor)
 
@@ -27,5 +27,5 @@ def deadly(left, fsync):
 
 
 if __name__ == "__main__":
-    os.fsync = deadly(int(sys.argv[1]), os.fsync)
+    os.fsync = deadly(sys.argv[1], os.fsync)
     os._exit(main(sys.argv[2:]))

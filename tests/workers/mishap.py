@@ -1,4 +1,7 @@
-"""Something goes wrong on process 1 only: python mishap.py KIND"""
+"""Three training steps in which something goes wrong on process 1 only.
+
+python mishap.py KIND
+"""
 
 import sys
 

@@ -38,8 +38,8 @@ def count_reductions():
     return calls
 
 
-def train(accelerator, steps, dtype, micro_batches, reductions):
-    """What the first process writes: parameters, the last loss, the reductions of the last step."""
+def train(accelerator, out, steps, dtype, micro_batches, reductions):
+    """Write the parameters, the last loss and the reductions of the last step."""
     rank, size = accelerator.process_index, accelerator.num_processes
     model = Network(dtype=dtype)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -54,17 +54,18 @@ def train(accelerator, steps, dtype, micro_batches, reductions):
         micro_batch = -(-len(y) // micro_batches)
         done = update(accelerator, model, loss_fn, optimizer, images, y, micro_batch)
     last = list(reductions)
-    state = {name: x.clone() for name, x in accelerator.get_state_dict(model).items()}
-    return {"parameters": state, "loss": done.loss, "reductions": last}
+    state = accelerator.get_state_dict(model)
+    if accelerator.is_main_process:
+        state = {name: x.clone() for name, x in state.items()}
+        torch.save({"parameters": state, "loss": done.loss, "reductions": last}, out)
 
 
 def main(folder, steps, dtype, *micro_batches):
     reductions = count_reductions()
     for k in map(int, micro_batches):
         accelerator = make_accelerator()
-        written = train(accelerator, int(steps), getattr(torch, dtype), k, reductions)
-        if accelerator.is_main_process:
-            torch.save(written, Path(folder) / f"{k}.pt")
+        out = Path(folder) / f"{k}.pt"
+        train(accelerator, out, int(steps), getattr(torch, dtype), k, reductions)
         AcceleratorState._reset_state()  # DeepSpeed takes one model per Accelerator
     leave(accelerator)
 
