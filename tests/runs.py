@@ -137,7 +137,7 @@ class Launched:
                     return child
         pytest.fail(f"no rank {number}")
 
-    def end(self, timeout=200):
+    def end(self, timeout=270):
         """The exit codes; a process that does not end is a failure."""
         deadline = time.monotonic() + timeout
         try:
