@@ -46,7 +46,10 @@ def environment(**more):
         "PATH": f"{bin_folder}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{WORKERS}",  # workers run from any folder
     }
-    return {**inherited, **paths, "OMP_NUM_THREADS": "1", **more}
+    # DeepSpeed compiles an operator on first use, which names the folder of the packages: two
+    # environments that share the cache would compile it again and again.
+    cache = {"TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions")}
+    return {**inherited, **paths, **cache, "OMP_NUM_THREADS": "1", **more}
 
 
 def ranks(processes, port=None):

@@ -138,7 +138,8 @@ class Launched:
         pytest.fail(f"no rank {number}")
 
     def end(self, timeout=270):
-        """The exit codes; a process that does not end is a failure."""
+        """The exit codes; a process that does not end is a failure. On a busy machine DeepSpeed's first
+        launch compiles for minutes."""
         deadline = time.monotonic() + timeout
         try:
             return [p.wait(max(0.1, deadline - time.monotonic())) for p in self.processes]

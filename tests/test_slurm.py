@@ -644,9 +644,10 @@ def test_a_sweep_on_this_machine_is_interrupted_killed_and_continued(tmp_path):
 
     with sweep.start("--executor", "local") as launcher:
         until(4)
+        (child,) = psutil.Process(launcher.pid).children()
+        child.suspend()  # the two commands below take as long as some steps
         assert sweep.states() == {"a": "running"}
         assert "another launcher is working" in sweep("--executor", "local", code=2)
-        (child,) = psutil.Process(launcher.pid).children()
         child.kill()
         child.wait()
         until(len(trained()) + 2)

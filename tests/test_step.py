@@ -77,6 +77,7 @@ def test_micro_batches_are_reduced_once(ddp):
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(600)  # the first launch compiles
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_deepspeed_trains_what_ddp_trains(ddp, zero, micro_batches):
     stage, found = zero[0], zero[1][micro_batches]

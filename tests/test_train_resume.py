@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from dml.run_folder.checkpoint import read_last
 
-pytestmark = pytest.mark.training
+pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 
 EVENTFUL = [
     "save.every_minutes=1e-6",  # after every step
