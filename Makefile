@@ -20,15 +20,16 @@ $(STAMP): pyproject.toml constraints.txt
 		--no-build-isolation -e '.[deepspeed]'
 	touch $(STAMP)
 
-# Files of tests go to so many workers. Some tests mostly wait, so there may be more than cores.
-WORKERS ?= 3
-PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Tests that start groups of processes, train or need Slurm get the machine to themselves: side by side
+# they starve each other. All others share it.
+ALONE = processes or training or slurm or slow
+PYTEST = $(BIN)/python -m pytest -q
 
-test: $(STAMP) ## all tests: about ten minutes on two cores
-	$(PYTEST)
+test: test-fast ## all tests: about twelve minutes on two cores
+	$(PYTEST) -m "$(ALONE)"
 
-test-fast: $(STAMP) ## tests without groups of processes, training or Slurm: three minutes
-	$(PYTEST) -m "not processes and not training and not slurm and not slow"
+test-fast: $(STAMP) ## tests without groups of processes, training or Slurm: two or three minutes
+	$(PYTEST) -m "not ($(ALONE))" -n 2 --dist loadfile
 
 # Installs apt packages, so it needs root. Without them the cluster's tests are skipped; in CI they fail.
 slurm: ## install Slurm for the tests (Debian, as root)

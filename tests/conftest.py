@@ -16,7 +16,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 collect_ignore = ["conftest.py", "cluster/conftest.py"]  # two modules of one name: no doctests
-MARKERS = ("slurm", "training", "processes")  # the longest first
+MARKERS = ("slurm", "training", "processes")
 
 popen = subprocess.Popen.__init__
 
@@ -73,17 +73,6 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "slurm" in getattr(item, "fixturenames", ()):
             item.add_marker("slurm")
-    if hasattr(config, "workerinput"):  # of pytest-xdist
-        longest_files_first(items)
-
-
-def longest_files_first(items):
-    """Files go to the workers in this order; a long one that comes last leaves the others idle."""
-    places = {}
-    for item in items:
-        found = [MARKERS.index(mark.name) for mark in item.iter_markers() if mark.name in MARKERS]
-        places[item.path] = min([places.get(item.path, len(MARKERS)), *found])
-    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.fixture

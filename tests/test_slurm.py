@@ -629,7 +629,7 @@ def test_a_sweep_on_this_machine(tmp_path):
 
 @pytest.mark.training
 def test_a_sweep_on_this_machine_is_interrupted_killed_and_continued(tmp_path):
-    steps = 60  # many: on a busy machine the commands below take as long as a dozen of them
+    steps = 60
     sweep = Sweeping(tmp_path, {"a": {}}, **{"save.every_minutes": 1e-6, "length.steps": steps})
 
     def trained():
