@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 ALONE = processes or training or slurm or slow
 PYTEST = $(BIN)/python -m pytest -q
 
-test: test-fast ## all tests: about twelve minutes on two cores
+test: test-fast ## all tests: a quarter of an hour on two cores
 	$(PYTEST) -m "$(ALONE)"
 
 test-fast: $(STAMP) ## tests without groups of processes, training or Slurm: two or three minutes
