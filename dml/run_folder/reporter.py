@@ -63,13 +63,13 @@ class Reporter:
         self.journal.log(Training(step, seen, timing))
         if step % (HISTOGRAMS * self.run.log_steps) == 0:
             self.journal.log(Pairs(step, pairs))
-        self.show(step, f"loss {metrics['loss']:.4f}", timing["images_per_second"])
+        self.show(step, f"{metrics['loss']:.4f}", timing["images_per_second"])
 
     def show(self, step: int, loss: str, images_per_second: float) -> None:
-        self.bar.set_postfix_str(loss.replace(" ", "="))
+        self.bar.set_postfix(loss=loss)
         if self.bar.disable and time.monotonic() - self.last_heartbeat > HEARTBEAT:
             self.last_heartbeat = time.monotonic()
-            self.team.say(f"step {step:,}  {loss}  {images_per_second:,.0f} images/s")
+            self.team.say(f"step {step:,}  loss {loss}  {images_per_second:,.0f} images/s")
 
     def close(self) -> None:
         self.bar.close()
