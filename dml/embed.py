@@ -22,11 +22,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dml.errors import MISTAKES, NotFiniteError
+from dml.errors import MISTAKES, NotFiniteError, memory_sentence
 from shards.cores import available_cores
 from shards.item import ShardError
+from shards.output import run_program
 
-DONE, MISTAKE, STOPPED = 0, 2, 130  # 130: of Ctrl-C
+DONE, NO_MEMORY, MISTAKE, STOPPED = 0, 1, 2, 130  # 130: of Ctrl-C
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,6 +79,12 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("dml/embed.py: interrupted, nothing was written", file=sys.stderr)
         return STOPPED
+    except Exception as error:
+        sentence = memory_sentence(error, "--batch", "--workers")
+        if sentence is None:
+            raise
+        print(f"dml/embed.py: {sentence}", file=sys.stderr)
+        return NO_MEMORY
 
 
 def embed_images(args: argparse.Namespace) -> str:
@@ -135,4 +142,4 @@ def embed_images(args: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

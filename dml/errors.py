@@ -1,5 +1,6 @@
 """The errors that a user may cause. Each text says what is wrong, where, and what to do."""
 
+import errno
 from collections.abc import Sequence
 
 from dml.rules import Problem
@@ -45,6 +46,32 @@ class EmbeddedError(Mistake):
 
 # What a program answers with its sentence and exit code 2; shards know nothing of dml.
 MISTAKES = (Mistake, ShardError)
+
+
+def memory_sentence(
+    error: BaseException, batch: str = "engine.micro_batch", workers: str = "data.workers"
+) -> str | None:
+    """What to do about an error of too little memory; None for any other error.
+
+    batch, workers: what a user sets to need less.
+    """
+    text, why = str(error), f"{type(error).__name__}: {error}".splitlines()[0]
+    if "Bus error" in text or "shared memory" in text or "</torch_" in text:
+        return (
+            f"/dev/shm is full ({why}); set {workers} to less, or start the container with more of "
+            "it (docker run --shm-size=8g)"
+        )
+    if "DataLoader worker" in text and "Caught" not in text:
+        return (
+            f"a loader's worker was killed ({why}), most often because the machine's memory is "
+            f"full; set {workers} to less"
+        )
+    if type(error).__name__ == "OutOfMemoryError" and not isinstance(error, MemoryError):
+        return f"the memory of the GPU is full ({why}); set {batch} to less"
+    no_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError) or no_memory or "DefaultCPUAllocator" in text:
+        return f"the machine's memory is full ({why}); set {batch} or {workers} to less"
+    return None
 
 
 class NotFiniteError(ValueError):

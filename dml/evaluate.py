@@ -4,13 +4,14 @@ and each counts the ranks of its own queries."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dml.config import Config, Eval
+from dml.config import Config, Eval, flatten
 from dml.data.batches import EvalBatches, own_share
 from dml.data.deck import mix, shuffled
 from dml.data.loader import loader
@@ -24,6 +25,7 @@ from dml.plan import Plan
 from dml.recall import Retrieval, retrieval
 from dml.run_folder import events
 from dml.run_folder.journal import Journal
+from dml.run_folder.result import write_picture
 from shards.index import ImageReader
 
 LARGEST_BATCH = 256  # images embedded at a time
@@ -140,6 +142,19 @@ class Evaluator:
             found = [Found(image(others.rows[j]), bool(r)) for j, r in zip(top, right, strict=True)]
             rows.append((image(subset.rows[q]), found))
         return retrieval_picture(rows)
+
+    def decorate(self, folder: Path, config: Config, found: Evaluation) -> None:
+        """What is pleasant to have beside the result, written after it: the picture, and TensorBoard's
+        table of runs and projector. A failure is only a warning."""
+        try:
+            if found.picture:
+                write_picture(folder, found.picture)
+            some = self.thumbnails(self.subsets["test"], found.embeddings)
+            self.journal.log(events.End(flatten(config), found.scores, *some))
+            if self.team.problem:
+                raise self.team.problem
+        except Exception as error:  # noqa: BLE001  the training must not be lost for it
+            self.team.say(f"warning: no picture, or no projector in TensorBoard: {error!r}")
 
     def thumbnails(self, subset: Subset, X: Tensor) -> tuple[Tensor, list[str], Tensor]:
         """Embeddings, class names and thumbnails of some images."""

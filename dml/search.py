@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from dml.errors import MISTAKES, EmbeddedError, NotFiniteError
 from dml.run_folder.files import write_whole
 from shards.item import ShardError
-from shards.output import discard_output
+from shards.output import discard_output, run_program
 
 if TYPE_CHECKING:
     import numpy as np
@@ -248,4 +248,4 @@ def shown(source: Source, name: str) -> Image.Image:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

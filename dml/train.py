@@ -4,21 +4,24 @@
     accelerate launch --multi_gpu --num_processes 8 dml/train.py --config ... --set loss.beta=40
 
 The same command again resumes a run that was interrupted; the number of processes may change.
-Exit codes: 0 finished, 2 a mistake in what was asked for, 3 diverged, 75 interrupted by a
-signal and ready to be resumed.
+Exit codes: 0 finished, 1 an unexpected error or too little memory, 2 a mistake in what was asked for,
+3 diverged, 75 interrupted by a signal and ready to be resumed.
 """
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
 from dml.config import Config, add_arguments, load
-from dml.errors import MISTAKES, NotFiniteError
+from dml.errors import MISTAKES, NotFiniteError, memory_sentence
 from dml.plan import built_sizes, plan
+from shards.output import run_program
 
-FINISHED, MISTAKE, DIVERGED, INTERRUPTED = 0, 2, 3, 75  # 75: EX_TEMPFAIL of sysexits.h, try again
+FINISHED, CRASHED, MISTAKE, DIVERGED = 0, 1, 2, 3
+INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return train(config, problem)
 
 
-def complain(error: Exception, code: int) -> int:
+def complain(error: Exception | str, code: int) -> int:
     if os.environ.get("RANK", "0") == "0":
         print(f"dml/train.py: {error}", file=sys.stderr, flush=True)
     return code
@@ -57,11 +60,15 @@ def train(config: Config | None, problem: Exception | None = None) -> int:
     from dml.distributed.signals import Interrupt, Interrupted
     from dml.distributed.team import Team
 
-    interrupt = Interrupt()
-    with interrupt, ExitStack() as cleanup:
+    with ExitStack() as cleanup:
         try:
             precision = config.engine.precision if config else "fp32"
-            team = Team(make_accelerator(precision), interrupt)
+            accelerator = make_accelerator(precision)
+            # From here on signals are noted. Before, there is nothing to save, and they end a process
+            # even while it waits for the others.
+            interrupt = Interrupt()
+            cleanup.enter_context(interrupt)
+            team = Team(accelerator, interrupt)
             with team.together():
                 if problem:
                     raise problem
@@ -73,14 +80,18 @@ def train(config: Config | None, problem: Exception | None = None) -> int:
         except NotFiniteError as error:
             code = complain(error, DIVERGED)
         except Interrupted as error:
-            code = complain(error, INTERRUPTED)
+            code = complain(f"{error}; the same command resumes", INTERRUPTED)
+        except Exception as error:
+            sentence = memory_sentence(error)
+            if sentence is None:
+                raise
+            print(f"dml/train.py: {sentence}", file=sys.stderr, flush=True)
+            return CRASHED
         leave_group()  # only where all processes have ended alike: it may wait for them
         return code
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # When the interpreter ends, the threads of gloo now and then abort a process whose work is done.
-    os._exit(code)
+    # Until there is a run to save, Ctrl-C ends the program without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    run_program(main)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from typing import Any
 
-from dml.config import Config, flatten
+from dml.config import Config
 from dml.data.loader import loader
 from dml.data.splits import read_splits, train_batches
 from dml.distributed.full_state import read_weights, write_weights
@@ -21,12 +21,11 @@ from dml.models import make_model
 from dml.optim import learning_rate, make_optimizer, set_learning_rate
 from dml.plan import plan
 from dml.run_folder.clock import Clock
-from dml.run_folder.events import End
-from dml.run_folder.folder import folder_of, hold, is_finished, open_folder, write_plan
+from dml.run_folder.folder import folder_of, is_finished, open_folder, write_plan
 from dml.run_folder.journal import Journal
 from dml.run_folder.reporter import Reporter
 from dml.run_folder.result import result_of, summary, write_result
-from dml.run_folder.saver import Saver, last_checkpoint, restore
+from dml.run_folder.saver import Origin, Saver, last_checkpoint, restore
 from dml.step import make_loss_fn, seed_random_layers, update
 
 
@@ -39,16 +38,16 @@ def train(config: Config, team: Team, cleanup: ExitStack) -> None:
     if team.from_first(team.first and is_finished(run.folder)):
         team.say(f"{run.folder} is finished already: see its result.json")
         return
+    team.meet()
     run.resume()
     with closing(run.journal), closing(run.reporter):
         try:
             run.loop()
             run.finish()
-        except Interrupted:
+        except Interrupted as stopped:
             run.saver.save()
-            signal = team.interrupt.received or "a signal to another process"
             done = f"after step {run.progress.step:,} of {run.plan.steps:,}"
-            raise Interrupted(f"stopped by {signal} {done}; the same command resumes") from None
+            raise Interrupted(f"{stopped} {done}") from None
         except NotFiniteError as error:
             since = f"step {run.saver.step:,}, of the last checkpoint"
             raise NotFiniteError(
@@ -69,7 +68,7 @@ class Run:
             self.model: Any = make_model(config.model, config.data, config.run.seed)
             self.loss_fn = make_loss_fn(config, team.size, team.device)
             if team.first:
-                cleanup.enter_context(hold(open_folder(config)))
+                cleanup.enter_context(open_folder(config))
         self.spec = self.model.spec
         if config.engine.precision == "fp64":
             self.model = self.model.double()
@@ -77,7 +76,8 @@ class Run:
     def resume(self) -> None:
         """Start from the run's own last checkpoint, else the weights of the config, else scratch."""
         config, team, folder, splits = self.config, self.team, self.folder, self.splits
-        last = last_checkpoint(team, folder, splits.checksum)
+        origin = Origin.of(config, splits.checksum)
+        last = last_checkpoint(team, folder, origin)
         optimizer = make_optimizer(config.optim, self.model)
         model, optimizer, progress = restore(team, last, self.model, optimizer)
         self.model, self.optimizer, self.progress = model, optimizer, progress
@@ -87,7 +87,7 @@ class Run:
                 write_plan(folder, self.plan)
         team.say(f"{self.plan}\n{'folder':<25}  {folder}")
         self.clock = clock = Clock(team.device, progress.seconds)
-        self.saver = Saver(team, folder, splits.checksum, model, optimizer, progress, journal)
+        self.saver = Saver(team, folder, origin, model, optimizer, progress, journal)
         self.evaluator = Evaluator(team, splits, self.spec, config, self.plan, journal)
         self.reporter = Reporter(
             team, journal, self.plan, config.run, self.loss_fn, clock, progress
@@ -141,10 +141,10 @@ class Run:
         progress.seconds = self.clock.total()
         result = result_of(found.scores, progress, self.plan, self.config.run.seed)
         with team.together():
-            if found.picture:
-                some = self.evaluator.thumbnails(self.splits.test, found.embeddings)
-                self.journal.log(End(flatten(self.config), found.scores, *some))
+            self.journal.size()  # all metrics are on disk before the run counts as finished
         with team.together():
-            if found.picture:
-                write_result(self.folder, weights, found.picture, result)
+            if team.first:
+                write_result(self.folder, weights, result)
+        if team.first:
+            self.evaluator.decorate(self.folder, self.config, found)
         team.say(summary(self.folder, result))

@@ -12,7 +12,6 @@ alone decides what happens next, and it reads the run's folder, never submitit's
 import os
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,10 @@ from typing import TYPE_CHECKING, cast
 
 from dml.run_folder.folder import folder_of
 from dml.train import main as train
-from launch.outcome import CRASHED, FAILED, note, record_outcome
+from launch.outcome import FAILED, note, record_outcome
 from launch.slurm_commands import SlurmError, slurm
 from launch.sweep import SweepRun
+from shards.output import run_program
 
 if TYPE_CHECKING:
     from submitit import JobEnvironment
@@ -47,16 +47,7 @@ class Job:
         os.environ.update(task_environment(here))
         if here.global_rank == 0:
             (Path(self.folder) / FAILED).unlink(missing_ok=True)
-        code = CRASHED
-        try:
-            code = train(self.argv)
-        finally:
-            if isinstance(sys.exc_info()[1], Exception):
-                traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            # In the interpreter's own shutdown gloo's threads may abort, or wait for each other.
-            os._exit(code)
+        run_program(lambda: train(self.argv))
 
     def checkpoint(self) -> "DelayedSubmission":
         """For submitit's signal handler. There is nothing to save: the run's folder has it all."""

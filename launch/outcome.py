@@ -20,7 +20,6 @@ from dml.run_folder.files import read_json, write_json
 from dml.train import DIVERGED, FINISHED, INTERRUPTED, MISTAKE
 
 FAILED, RESTARTS = "failed.json", "restarts.json"
-CRASHED = 1
 MAX_STARTS = 5  # in a row without a later checkpoint
 TRAINING_PREFIX = "dml/train.py: "  # begins every message of the training
 LOCAL_PREFIX = "launch/local.py: "
@@ -113,6 +112,9 @@ def training_message(lines: Sequence[str]) -> str:
 
 def find_crash(logs: Sequence[Sequence[str]]) -> tuple[int, str]:
     """The rank of the process that crashed, and its error; logs: the lines of every process."""
+    for rank, lines in enumerate(logs):
+        if any(line.startswith(TRAINING_PREFIX) for line in lines):  # too little memory
+            return rank, f"process {rank}: {training_message(lines)}"
     errors = [(rank, found) for rank, lines in enumerate(logs) if (found := last_error(lines))]
     if not errors:
         return 0, last_line(logs[0])

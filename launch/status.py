@@ -11,7 +11,7 @@ from dml.config import Config, load
 from dml.errors import ConfigError
 from dml.plan import Plan
 from dml.run_folder.files import read_json, read_lines, try_lock
-from dml.run_folder.folder import RESULT, differences, folder_of
+from dml.run_folder.folder import PATIENCE, RESULT, differences, folder_of
 from launch.outcome import FAILED, RESTARTS, last_checkpoint_step
 from launch.submission import LOGS, QueuedJob
 from launch.sweep import SweepError, SweepRun
@@ -123,7 +123,7 @@ def hold_run(folder: Path) -> Iterator[int]:
     """Lock a run. Its processes inherit the lock, so it lasts until the last of them has ended."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCAL_LOCK).open("w") as file:
-        if not try_lock(file):
+        if not try_lock(file, patience=PATIENCE):  # of processes that were killed a moment ago
             raise SweepError(["another launcher is working on this run; wait for it"], folder)
         yield file.fileno()
 

@@ -12,5 +12,5 @@
 - `workers` (in_order): a parallel map
 - `files` (write_whole, write_synced, sync_file, sync_folder, try_lock): atomic writes and locks
 - `cores` (available_cores): counts cores
-- `output` (exit_code, discard_output): programs whose output goes to a pipe
+- `output` (run_program, exit_code, discard_output): how a program ends
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import IO
 
@@ -44,17 +45,23 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def try_lock(file: IO[str] | int, shared: bool = False) -> bool:
-    """Lock a file until it is closed; return False if another process holds the lock.
+def try_lock(file: IO[str] | int, shared: bool = False, patience: float = 0) -> bool:
+    """Lock a file until it is closed; return False if another process holds the lock, and keeps it
+    for longer than `patience` seconds.
 
     Some cluster file systems have no locks. There it always returns True, because working without
     a lock is better than not working.
     """
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-    return True
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+            continue
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        return True

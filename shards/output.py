@@ -1,10 +1,34 @@
-"""The end of a program whose standard output goes to a pipe, as in `... | head`."""
+"""How a program ends: its exit code, its last words, and a reader that leaves early, as in `... | head`."""
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
+from typing import NoReturn
+
+UNEXPECTED, STOPPED = 1, 130  # exit codes after an error that nobody foresaw, and after Ctrl-C
+
+
+def run_program(main: Callable[[], int]) -> NoReturn:
+    """Run a program that has worker processes or threads, and end this process with its exit code.
+
+    Python's own shutdown would wait for the workers, and the threads of gloo now and then abort a
+    process whose work is done. So nothing is waited for; workers end with their parent.
+    """
+    code = UNEXPECTED
+    try:
+        code = exit_code(main)
+    except SystemExit as error:  # argparse
+        code = error.code if isinstance(error.code, int) else UNEXPECTED
+    except KeyboardInterrupt:
+        code = STOPPED
+    finally:
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def exit_code(main: Callable[[], int], reader_left: int = 0) -> int:

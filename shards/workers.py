@@ -27,8 +27,9 @@ def default_workers() -> int:
     return min(8, available_cores())
 
 
-def _end_with_parent() -> None:
-    """End this worker when its parent is killed; a pool's workers would otherwise outlive it."""
+def end_with_parent() -> None:
+    """End this worker process when its parent has ended, however that happened; it would otherwise
+    outlive a parent that was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -46,7 +47,7 @@ def _each(function: Callable[[Task], Result], chunk: list[Task]) -> list[Result]
 def _start(workers: int) -> ProcessPoolExecutor:
     # spawn, not fork: it works on every platform and copies no lock that a thread holds
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_end_with_parent)
+    pool = ProcessPoolExecutor(workers, context, initializer=end_with_parent)
     # A terminal sends Ctrl-C to the workers too. They inherit SIG_IGN, so only the parent reacts.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     for _ in range(workers):

@@ -53,7 +53,14 @@ ONLY = {
     "dml.models": {
         *("dml.config", "dml.errors", "dml.data.preprocessing", "dml.distributed.precision"),
     },
-    "dml": {"shards.index", "shards.item", "shards.files", "shards.cores", "shards.output"},
+    "dml": {
+        "shards.index",
+        "shards.item",
+        "shards.files",
+        "shards.cores",
+        "shards.output",
+        "shards.workers",
+    },
     "launch": {
         *("dml.rules", "dml.errors", "dml.config", "dml.plan", "dml.train"),
         *("dml.run_folder.files", "dml.run_folder.folder"),

@@ -200,6 +200,7 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(small_disk):
     with pytest.raises(CheckpointError, match="cannot be written: No space left on device"):
         write_step(disk, state(200), large)
     assert read_last(disk)[0].state["step"] == 100
+    assert not (disk / ".writing").exists()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

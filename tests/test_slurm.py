@@ -234,6 +234,12 @@ def test_a_crash_is_told_by_the_last_start_of_the_process_that_crashed(tmp_path)
     assert failed["log"][-1] == "srun: x"
 
 
+def test_too_little_memory_is_told_by_the_process_that_met_it(tmp_path):
+    lost = "Traceback (most recent call last):\n  File x\nRuntimeError: Connection closed by peer\n"
+    failed = given_up(tmp_path, 1, lost, "dml/train.py: the memory of the GPU is full\n", lost)
+    assert failed["reason"].endswith(": process 1: the memory of the GPU is full")
+
+
 def test_memory_is_blamed_only_if_a_log_does(tmp_path):
     for name, text in (("a", "step 1\n"), ("b", "slurmstepd: error: Detected 1 oom_kill event\n")):
         (tmp_path / name).mkdir()
@@ -630,7 +636,8 @@ def test_a_sweep_on_this_machine(tmp_path):
 @pytest.mark.training
 def test_a_sweep_on_this_machine_is_interrupted_killed_and_continued(tmp_path):
     steps = 60
-    sweep = Sweeping(tmp_path, {"a": {}}, **{"save.every_minutes": 1e-6, "length.steps": steps})
+    more = {"save.every_minutes": 1e-6, "length.steps": steps, "data.workers": 2}
+    sweep = Sweeping(tmp_path, {"a": {}}, **more)
 
     def trained():
         """Every step that was trained, also those that a kill lost."""
@@ -661,3 +668,22 @@ def test_a_sweep_on_this_machine_is_interrupted_killed_and_continued(tmp_path):
     assert "1 finished" in sweep("--executor", "local")
     assert sweep.steps("a") == [*range(1, steps + 1)]
     assert trained() == [*before, *range(before[-1] + 1, steps + 1)], "a signal saves"
+
+
+@pytest.mark.training
+def test_a_sweep_whose_launcher_was_killed_saves_and_is_continued(tmp_path):
+    sweep = Sweeping(tmp_path, {"a": {}}, **{"data.workers": 2, "length.steps": 100})
+    arguments = ("--executor", "local", "--processes-per-node", "2")
+    with sweep.start(*arguments) as launcher:
+        deadline = time.monotonic() + 100
+        while len(sweep.steps("a")) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        family = psutil.Process(launcher.pid).children(recursive=True)
+        launcher.kill()
+    assert "1 finished" in sweep(*arguments), "and does not complain of the processes that leave"
+    assert psutil.wait_procs(family, timeout=1)[1] == []
+    log = (tmp_path / "runs" / "study" / "local" / "a-seed0_0.log").read_text()
+    assert "stopped by the end of its launcher" in log
+    assert "resuming after step" in log
+    assert sweep.steps("a") == [*range(1, 101)]

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from functools import partial
 
 import naive
@@ -569,3 +570,17 @@ def test_multi_similarity_in_place_does_not_overflow(beta, m):
     negative = 0.5 + torch.tensor(m / 2 - 1).log() / beta
     assert value.item() == pytest.approx((positive + negative).item(), rel=1e-5)
     assert gradient.isfinite().all()
+
+
+def test_embeddings_that_are_not_normalised_are_noticed_once():
+    X, labels = batch()
+    loss_fn = GlobalPairLoss(MS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss_fn(X, labels)
+        loss_fn(X.bfloat16(), labels)
+    with pytest.warns(UserWarning, match=r"not L2-normalised \(the longest has length 3\)"):
+        loss_fn(3 * X, labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss_fn(3 * X, labels)

@@ -35,7 +35,6 @@ def met(tmp_path_factory):
         ("first_batch", 1),
         ("second_batch", "ShardError: image 7 is damaged"),
         ("noted", "RunError: the disk is full"),
-        ("signalled", "Interrupted: "),
     ],
 )
 def test_all_processes_see_the_same(met, what, expected):
@@ -47,6 +46,12 @@ def test_all_processes_see_the_same(met, what, expected):
 def test_only_one_received_the_signal(met):
     found, _ = met
     assert [each["received"] for each in found] == [None, "SIGTERM", None]
+    other = "Interrupted: stopped by a signal to another process"
+    assert [each["signalled"] for each in found] == [
+        other,
+        "Interrupted: stopped by SIGTERM",
+        other,
+    ]
 
 
 @pytest.mark.processes

@@ -11,7 +11,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 import torch
-from fleet import ROOT
+from fleet import ROOT, WORKERS
 from pictures import make_folder
 from runs import BASE, ICONS, TRAIN, Launched, content, lines, result, train, train_several
 from safetensors.torch import load_file, save_file
@@ -165,6 +165,19 @@ def test_a_run_killed_in_its_last_evaluation_still_evaluates(finished, tmp_path)
 
 
 @training
+def test_a_failing_decoration_is_only_a_warning(tmp_path):
+    launched = Launched(1, tmp_path, "length.steps=3", program=(WORKERS / "undecorated.py",))
+    assert launched.end() == [0], launched.said
+    assert (
+        "warning: no picture, or no projector in TensorBoard: RuntimeError('plain')"
+        in launched.said
+    )
+    assert (launched.run / "nearest.png").exists()
+    weights = (launched.run / "model.safetensors").read_bytes()
+    assert result(launched.run)["model_sha256"] == sha256(weights).hexdigest()
+
+
+@training
 def test_queries_search_a_gallery(tmp_path):
     """As In-Shop. Oracle: recall_at_k of the written model's embeddings."""
     make_folder(tmp_path / "images", classes=6, splits=("train", "query", "gallery"))
@@ -244,6 +257,16 @@ class TestMistakes:
         assert "data.workers" not in said
 
     @training
+    @pytest.mark.parametrize("other", ["run.seed=1", "model.embedding_size=16"])
+    def test_checkpoints_of_another_config(self, capsys, finished, tmp_path, other):
+        """In a folder that has lost its own config."""
+        shutil.copytree(finished, tmp_path / "finished")
+        for file in ("result.json", "config.yaml"):
+            (tmp_path / "finished" / file).unlink()
+        here = [f"run.dir={tmp_path}", "run.name=finished", *FINISHED]
+        assert "were trained with other settings" in refused(capsys, *here, other)
+
+    @training
     def test_a_folder_of_other_shards(self, capsys, finished, tmp_path):
         """Two images have changed places in the index."""
         shutil.copytree(finished, tmp_path / "finished")
@@ -321,9 +344,11 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
     """The first one is stopped for a while, lest it ends before the other one begins."""
     launched = Launched(1, tmp_path).until(1)
     launched.processes[0].send_signal(signal.SIGSTOP)
-    other = Launched(1, tmp_path)
+    config = (launched.run / "config.yaml").read_bytes()
+    other = Launched(1, tmp_path, "data.prefetch=7")
     assert other.end(timeout=100) == [2]
     assert "another process is training in" in other.said
+    assert (launched.run / "config.yaml").read_bytes() == config
     launched.processes[0].send_signal(signal.SIGCONT)
     assert launched.end() == [0], launched.said
 

@@ -1,7 +1,13 @@
-"""Batches made by worker processes, in order."""
+"""Batches made by worker processes, in order.
+
+Workers ignore the signals that ask a run to leave, so they are killed instead when Python ends, and end
+by themselves when their parent was killed.
+"""
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,6 +18,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dml.data.batches import ImageBatches
+from dml.distributed.signals import SIGNALS
+from shards.workers import end_with_parent
 
 
 def loader(
@@ -40,7 +48,7 @@ def loader(
         num_workers=workers,
         prefetch_factor=prefetch,
         generator=torch.Generator(),  # else every iteration would draw from torch's global one
-        worker_init_fn=ignore_signals,
+        worker_init_fn=set_up_worker,
         collate_fn=unchanged,
         multiprocessing_context=context,
     )
@@ -76,8 +84,18 @@ def unchanged(batch: Any) -> Any:
     return batch
 
 
-def ignore_signals(worker: int) -> None:
+def set_up_worker(worker: int) -> None:
     """A scheduler signals all processes of a job; the training process decides what follows, and ends
     its workers itself."""
-    for s in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+    for s in SIGNALS:
         signal.signal(s, signal.SIG_IGN)
+    end_with_parent()
+
+
+@atexit.register
+def kill_workers() -> None:
+    """Python terminates its daemonic child processes at exit and waits for them. Workers ignore that
+    signal, so it would wait for ever."""
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()

@@ -1,4 +1,5 @@
-"""Signals that ask a run to save and leave: SIGTERM and SIGUSR2 of a scheduler, Ctrl-C of a person.
+"""What asks a run to save and leave: a scheduler's SIGTERM or SIGUSR2, a person's Ctrl-C, or the end of
+the launcher, without which nobody would know of the processes.
 
 A handler only notes the signal. Between two steps the processes agree what to do (team.py), since a
 signal may reach one of them alone, or all of them at different steps.
@@ -6,11 +7,14 @@ signal may reach one of them alone, or all of them at different steps.
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+ONE_PRESS = 1.0  # seconds: after a Ctrl-C a launcher sends its processes another SIGINT at once
 
 
 class Interrupted(Exception):
@@ -21,8 +25,17 @@ class Interrupt:
     """As a context: SIGNALS are noted instead of ending the process. A second Ctrl-C does end it."""
 
     def __init__(self) -> None:
-        self.received: str | None = None
+        self.signal: str | None = None
+        self.pressed: float | None = None  # when Ctrl-C was
         self.before: dict[signal.Signals, Any] = {}
+        self.launcher = os.getppid() if is_launched() else None
+
+    @property
+    def received(self) -> str | None:
+        """What asks this process to leave, or None."""
+        if self.signal is None and self.launcher not in (None, os.getppid()):
+            return "the end of its launcher"
+        return self.signal
 
     def __enter__(self) -> None:
         self.before = {s: signal.signal(s, self.note) for s in SIGNALS}
@@ -37,6 +50,17 @@ class Interrupt:
             signal.signal(s, handler)
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number).name
+        self.signal = signal.Signals(number).name
         if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            now = time.monotonic()
+            if self.pressed is None:
+                self.pressed = now
+            elif now - self.pressed > ONE_PRESS:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                signal.raise_signal(signal.SIGINT)
+
+
+def is_launched() -> bool:
+    """Whether torchrun, `accelerate launch` or a sweep started this process. A shell may end before
+    the program that it started with nohup; a launcher does not."""
+    return "RANK" in os.environ or any(name.startswith("ACCELERATE_") for name in os.environ)

@@ -28,6 +28,7 @@ from tqdm import tqdm
 from dml.distributed.signals import Interrupt, Interrupted
 from dml.errors import MISTAKES, NotFiniteError
 from shards.item import ShardError
+from shards.output import discard_output
 
 Value = TypeVar("Value")
 Batch = tuple[Tensor, Tensor]  # images, and a number for each
@@ -50,7 +51,10 @@ class Team:
     def say(self, text: str) -> None:
         """Print a line, on the first process only, above any progress bar."""
         if self.first:
-            tqdm.write(text)
+            try:
+                tqdm.write(text)
+            except BrokenPipeError:  # nobody reads any more, which is no reason to stop training
+                discard_output()
 
     def from_first(self, value: Value) -> Value:
         """The first process's value, on all of them."""
@@ -101,5 +105,7 @@ class Team:
             with self.together():
                 pass
         if wish == LEAVE:
-            raise Interrupted
+            raise Interrupted(
+                f"stopped by {self.interrupt.received or 'a signal to another process'}"
+            )
         return wish == SAVE

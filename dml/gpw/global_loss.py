@@ -17,6 +17,7 @@ How the sweeps are made is in `engine`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -35,6 +36,7 @@ from dml.gpw.statistics import Scope, Statistics
 from dml.gpw.weighting import PairLoss
 
 Kind = Literal["auto", "streaming", "triton"]
+ROUNDING = 0.05  # of the squared length of a row that was normalised, in half precision
 
 
 class GlobalPairLoss(nn.Module):
@@ -85,6 +87,7 @@ class GlobalPairLoss(nn.Module):
         self.reduction = reduction
         self.wire = Wire()
         self.workspace = Workspace()
+        self.warned = False
 
     def extra_repr(self) -> str:
         return f"{self.loss}, tile={self.tile}, reduction={self.reduction!r}, kind={self.kind!r}"
@@ -99,6 +102,7 @@ class GlobalPairLoss(nn.Module):
         with full_precision(X.device), torch.inference_mode():
             batch = GlobalBatch(X.detach(), labels, self.wire, self.workspace.groups)
             self.workspace.groups = batch.groups
+            self.warn_if_not_normalised(batch.largest_similarity)
             sweeps = self.sweeps(batch)
             value, t = share_statistics(self.loss, batch, sweeps.statistics(), self.wire)
             value = value.to(X.dtype)
@@ -111,6 +115,16 @@ class GlobalPairLoss(nn.Module):
         dX = batch.in_input_order(dX)
         attached: Tensor = KnownGradient.apply(X, value, dX)  # type: ignore[no-untyped-call]
         return attached
+
+    def warn_if_not_normalised(self, largest: float) -> None:
+        """Once, on the first process. largest: the largest S_ii."""
+        if not self.warned and self.wire.rank == 0 and abs(largest - 1) > ROUNDING:
+            self.warned = True
+            warnings.warn(
+                f"embeddings are not L2-normalised (the longest has length {largest**0.5:.3g}); the "
+                "losses expect similarities between -1 and 1: use torch.nn.functional.normalize",
+                stacklevel=3,
+            )
 
     def sweeps(self, batch: GlobalBatch) -> Sweeps:
         make = self.kind if callable(self.kind) else KINDS[self.kind]

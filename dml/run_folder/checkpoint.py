@@ -70,6 +70,7 @@ def write(root: Path, name: str, state: Mapping[str, Any], tensors: Mapping[str,
         aside.rename(final)
         sync_folder(root)
     except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)  # what is in it may fill the disk
         raise CheckpointError(
             f"the checkpoint {final} cannot be written: {error.strerror}; the one before is kept, "
             "resume from it with the same command"

@@ -14,6 +14,9 @@ runs/NAME/
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from pathlib import Path
 from typing import IO
 
@@ -23,18 +26,21 @@ from dml.plan import Plan
 from dml.run_folder.files import try_lock, write_json, write_whole
 
 RESULT = "result.json"
+PATIENCE = 5.0  # seconds
 
 
 def folder_of(config: Config) -> Path:
     return Path(config.run.dir, config.run.name)
 
 
-def open_folder(config: Config) -> Path:
-    """The run's folder, made if need be; RunError if it belongs to another config."""
+def open_folder(config: Config) -> IO[str]:
+    """Make the run's folder if need be, and reserve it until the returned file is closed or this
+    process ends. RunError if another process has reserved it, or if it belongs to another config."""
     folder = folder_of(config)
     path = folder / "config.yaml"
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        lock = hold(folder)
         if path.exists():
             refuse_another(folder, load(path), config)
         write_whole(path, to_yaml(config).encode())
@@ -47,16 +53,17 @@ def open_folder(config: Config) -> Path:
         raise RunError(
             f"{path} is not a config of this version ({error.problems[0]}); set another run.name"
         ) from None
-    return folder
+    return lock
 
 
 def hold(folder: Path) -> IO[str]:
-    """Reserve the folder for this process, until the file is closed or the process ends."""
+    """Lock the folder. A process that was killed may hold it for a moment, so wait a little."""
     try:
         file = (folder / ".lock").open("w")
-        free = try_lock(file)
+        free = try_lock(file, patience=PATIENCE)
     except OSError as error:
         raise RunError(f"{folder}/.lock cannot be locked: {error.strerror}") from None
+    os.register_at_fork(after_in_child=file.close)  # a loader's worker does not hold the lock
     if not free:
         raise RunError(
             f"another process is training in {folder}; wait for it or end it, or set another "
@@ -73,6 +80,12 @@ def differences(before: Config, config: Config) -> list[str]:
         for key in {**was, **now}
         if was.get(key) != now.get(key) and key not in EXECUTION
     ]
+
+
+def settings_digest(config: Config) -> str:
+    """A checksum of the settings that say what is learned; a checkpoint belongs to one of them."""
+    learned = {key: value for key, value in flatten(config).items() if key not in EXECUTION}
+    return hashlib.sha256(json.dumps(learned, sort_keys=True).encode()).hexdigest()
 
 
 def refuse_another(folder: Path, before: Config, config: Config) -> None:

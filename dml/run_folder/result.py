@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,11 @@ from dml.plan import Plan
 from dml.run_folder.files import write_json, write_whole
 from dml.run_folder.folder import RESULT
 from dml.run_folder.progress import Progress
+
+WORSE = (
+    "warning: training made it worse; try a tenth of optim.lr, fewer steps, or the other preset of the "
+    "loss (configs/presets)"
+)
 
 
 def result_of(
@@ -37,22 +43,24 @@ def result_of(
     }
 
 
-def write_result(
-    folder: Path, weights: Mapping[str, Tensor], picture: Image.Image, result: Mapping[str, Any]
-) -> None:
-    """Write the trained model and the picture, then the scores."""
+def write_result(folder: Path, weights: Mapping[str, Tensor], result: Mapping[str, Any]) -> None:
+    """Write the trained model, then the scores with the model's checksum."""
     try:
-        png = io.BytesIO()
-        picture.save(png, "PNG", optimize=True)
-        write_whole(folder / "nearest.png", png.getvalue())
         model = save({name: x.contiguous().cpu() for name, x in weights.items()})
         write_whole(folder / "model.safetensors", model)
-        write_json(folder / RESULT, result)
+        checksum = hashlib.sha256(model).hexdigest()
+        write_json(folder / RESULT, {**result, "model_sha256": checksum})
     except OSError as error:
         raise RunError(
             f"the result of {folder} cannot be written: {error.strerror}; the same command tries "
             "again"
         ) from None
+
+
+def write_picture(folder: Path, picture: Image.Image) -> None:
+    png = io.BytesIO()
+    picture.save(png, "PNG", optimize=True)
+    write_whole(folder / "nearest.png", png.getvalue())
 
 
 def summary(folder: Path, result: Mapping[str, Any]) -> str:
@@ -62,4 +70,6 @@ def summary(folder: Path, result: Mapping[str, Any]) -> str:
         before, after = result["untrained"]["recall@1"], result["recall@1"]
         text = f"Recall@1 of the test classes: {before:.1%} untrained, {after:.1%} trained"
         lines.insert(0, text)
+        if after < before:
+            lines.insert(1, WORSE)
     return "\n".join(lines)

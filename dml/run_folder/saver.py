@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dml.config import Config
 from dml.distributed.full_state import read_slots, read_weights, write_slots
 from dml.distributed.processes import settle_buckets
 from dml.distributed.team import Team
-from dml.errors import RunError
+from dml.errors import CheckpointError, RunError
 from dml.models import Embedder
 from dml.run_folder import checkpoint
 from dml.run_folder.checkpoint import Checkpoint
+from dml.run_folder.folder import settings_digest
 from dml.run_folder.journal import Journal
 from dml.run_folder.progress import Progress
 
@@ -25,14 +27,31 @@ CHECKPOINTS = "checkpoints"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
-def last_checkpoint(team: Team, folder: Path, shards: str) -> Checkpoint | None:
+@dataclass(frozen=True)
+class Origin:
+    """What a checkpoint comes from: checksums of the settings and of the training data."""
+
+    settings: str
+    shards: str
+
+    @classmethod
+    def of(cls, config: Config, shards: str) -> Origin:
+        return cls(settings_digest(config), shards)
+
+
+def last_checkpoint(team: Team, folder: Path, origin: Origin) -> Checkpoint | None:
     """The last whole checkpoint; damaged later ones are named and skipped. Only the first process
-    looks: the others need not see its folder. shards: the checksum of the training data."""
+    looks: the others need not see its folder."""
     last, damaged = checkpoint.read_last(folder / CHECKPOINTS) if team.first else (None, [])
     for sentence in damaged:
         team.say(f"a damaged checkpoint is skipped: {sentence}")
     with team.together():
-        if last is not None and last.state["shards"] != shards:
+        if last is not None and last.state.get("settings", origin.settings) != origin.settings:
+            raise RunError(
+                f"the checkpoints of {folder} were trained with other settings; put back the folder "
+                "they belong to, or set run.name to another name"
+            )
+        if last is not None and last.state["shards"] != origin.shards:
             raise RunError(
                 f"{folder} was trained on other shards; set data.shards to those it began with, or "
                 "run.name to another name"
@@ -47,7 +66,8 @@ def restore(
     where the run stands. Without a checkpoint they start as they are."""
     progress = Progress(**last.state["progress"]) if last else Progress()
     if last:
-        model.load_state_dict(last.tensors[MODEL])
+        with team.together():
+            load_weights(model, last)
         team.say(f"resuming after step {progress.step:,}")
     size = model.spec.size
     wrapped, optimizer = team.accelerator.prepare(model, optimizer)
@@ -56,6 +76,16 @@ def restore(
     images = torch.zeros(2, size, size, 3, dtype=torch.uint8, device=team.device)
     settle_buckets(wrapped, images)
     return wrapped, optimizer, progress
+
+
+def load_weights(model: Embedder, last: Checkpoint) -> None:
+    try:
+        model.load_state_dict(last.tensors[MODEL])
+    except (RuntimeError, KeyError) as error:
+        raise CheckpointError(
+            f"{last.folder} does not fit the model ({str(error).splitlines()[-1].strip()}); resume "
+            "with the version that wrote it, or set run.name to another name"
+        ) from None
 
 
 class Saver:
@@ -68,13 +98,13 @@ class Saver:
         self,
         team: Team,
         folder: Path,
-        shards: str,
+        origin: Origin,
         model: nn.Module,
         optimizer: Optimizer,
         progress: Progress,
         journal: Journal,
     ) -> None:
-        self.team, self.root, self.shards = team, folder / CHECKPOINTS, shards
+        self.team, self.root, self.origin = team, folder / CHECKPOINTS, origin
         self.model, self.optimizer = model, optimizer
         self.progress, self.journal = progress, journal
         self.step, self.time = progress.step, time.monotonic()
@@ -118,6 +148,6 @@ class Saver:
         return {
             "step": self.progress.step,
             "best": self.progress.best_step,
-            "shards": self.shards,
+            **asdict(self.origin),
             "progress": asdict(self.progress),
         }
