@@ -20,16 +20,17 @@ $(STAMP): pyproject.toml constraints.txt
 		--no-build-isolation -e '.[deepspeed]'
 	touch $(STAMP)
 
-# Tests that start groups of processes, train or need Slurm get the machine to themselves: side by side
-# they starve each other. All others share it.
-ALONE = processes or training or slurm or slow
+# Two files of tests at a time; those on a Slurm have the machine to themselves.
 PYTEST = $(BIN)/python -m pytest -q
+TWO = -n 2 --dist loadfile
+SLOW = processes or training or slow
 
-test: test-fast ## all tests: a quarter of an hour on two cores
-	$(PYTEST) -m "$(ALONE)"
+test: test-fast ## all tests: about twelve minutes on two cores
+	$(PYTEST) $(TWO) -m "($(SLOW)) and not slurm"
+	$(PYTEST) -m slurm
 
 test-fast: $(STAMP) ## tests without groups of processes, training or Slurm: two or three minutes
-	$(PYTEST) -m "not ($(ALONE))" -n 2 --dist loadfile
+	$(PYTEST) $(TWO) -m "not ($(SLOW) or slurm)"
 
 # Installs apt packages, so it needs root. Without them the cluster's tests are skipped; in CI they fail.
 slurm: ## install Slurm for the tests (Debian, as root)
