@@ -5,12 +5,13 @@
 - `sheet` (sheet): the program that draws a contact sheet
 - `attribution` (attribution): the program that lists the authors and licences of icons
 - `sources`: one module per dataset
-- `item` (Item, Collection, ShardError): what a source gives to the builder
+- `item` (Item, Collection, ShardError, is_safe, escaped): what a source gives to the builder
 - `images` (check, load): checks images by decoding them
 - `pack` (Packer, atomic_folder): writes tars, index and manifest
-- `index` (Index, ImageReader, load_index, read_manifest): reads them
+- `index` (Index, ImageReader, load_index, read_manifest, load_npy): reads them
 - `workers` (in_order): a parallel map
-- `files` (write_whole, write_synced, sync_file, sync_folder, try_lock): atomic writes and locks
+- `files` (write_whole, write_synced, read_bounded, check_size, sync_file, sync_folder, try_lock): atomic
+  writes, bounded reads and locks
 - `cores` (available_cores): counts cores
 - `output` (run_program, exit_code, discard_output): how a program ends
 """

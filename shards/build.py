@@ -25,7 +25,7 @@ if not __package__:  # run as a file: Python put shards/ on the path, but import
 from tqdm import tqdm
 
 from shards.images import load
-from shards.item import Collection, Item, ShardError
+from shards.item import Collection, Item, ShardError, is_safe
 from shards.output import exit_code
 from shards.pack import Packer, atomic_folder
 from shards.workers import default_workers, in_order
@@ -44,6 +44,18 @@ def _count_problems(items: Sequence[Item], expected: dict[str, tuple[int, int]])
         for split in expected
         if (classes[split], images[split]) != expected[split]
     ]
+
+
+def _refuse_unsafe(items: Sequence[Item]) -> None:
+    """Refuse names that no reader of the shards could show; the last one would be TensorBoard, after
+    the training."""
+    for item in items:
+        for what, name in (("class name", item.class_name), ("file name", item.name)):
+            if not is_safe(name):
+                raise ShardError(
+                    f"the {what} {name!r} in {item.split} is not UTF-8 or holds control characters: "
+                    "rename it"
+                )
 
 
 def _refuse_singles(train: Counter[str]) -> None:
@@ -80,6 +92,7 @@ def build(
         raise ShardError(f"the {source} source found no images")
     if wrong := [split for split in splits if not re.fullmatch("[a-z]+", split)]:
         raise ShardError(f"the split name {wrong[0]!r} must consist of lower-case letters")
+    _refuse_unsafe(items)
     notes = list(collection.notes)
     if problems := _count_problems(items, dict(collection.expected)):
         if not allow_counts:

@@ -1,15 +1,36 @@
-"""Atomic writes, syncing to disk and file locks, for all programs."""
+"""Atomic writes, bounded reads, syncing to disk and file locks, for all programs."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import stat
 import time
 from pathlib import Path
 from typing import IO
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_size(path: Path, most: int = MEMORY // 2) -> None:
+    """OSError if a file has more than `most` bytes or is a device, which has no end.
+
+    A sparse file can be larger than any disk: a program that read it would run out of memory.
+    """
+    found = path.stat()
+    if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
+        raise OSError(errno.EINVAL, "it is a device, not a file", str(path))
+    if found.st_size > most:
+        reason = f"it has {found.st_size:,} bytes, more than the {most:,} that may be read"
+        raise OSError(errno.EFBIG, reason, str(path))
+
+
+def read_bounded(path: Path, most: int = MEMORY // 2) -> bytes:
+    """The content of a file; OSError as `check_size`."""
+    check_size(path, most)
+    return path.read_bytes()
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -1,11 +1,13 @@
 """The layout of shards on disk, and random access to their images.
 
-    DIR/manifest.json       format, version, source, splits, classes, shards with checksums, notes
-    DIR/index.npy           one ROW per image, in the order of the tars
+    DIR/manifest.json       format, version, source, splits, classes, notes; checksums of the shards,
+                            of the index and of the manifest itself
+    DIR/index.npy           one ROW per image, with its checksum, in the order of the tars
     DIR/train-000000.tar    KEY.jpg or KEY.png, KEY.cls (the label), KEY.json; KEY is the row number
     DIR/test-000000.tar     ...
 
-Any webdataset reader can read the tars; training reads single images at their offsets.
+Any webdataset reader can read the tars; training reads single images at their offsets. Version 1 had
+no checksums of images and of the manifest; shards of version 1 are read without these two checks.
 """
 
 from __future__ import annotations
@@ -13,30 +15,37 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.item import ShardError
+from shards.files import read_bounded
+from shards.item import LARGEST_IMAGE, ShardError
 
-FORMAT, VERSION = "dml-shards", 1
-ROW = np.dtype(
+FORMAT, VERSION = "dml-shards", 2
+ROW_1 = np.dtype(
     [("split", "u1"), ("label", "<i4"), ("shard", "<i4"), ("offset", "<i8"), ("size", "<i4")]
 )
+ROW = np.dtype([*ROW_1.descr, ("crc32", "<u4")])
+ROWS = {1: ROW_1, VERSION: ROW}
 SHARD_NAME = re.compile(r"[a-z]+-[0-9]{6,}\.tar")  # no slash: cannot point elsewhere
+LARGEST_MANIFEST = 2**28  # bytes: the names of ten million classes
+AGAIN = "copy or build the shards again"
 
 
 @dataclass(frozen=True, eq=False)
 class Index:
     root: Path
     manifest: Mapping[str, Any]
-    rows: NDArray[np.void]  # of dtype ROW
+    rows: NDArray[np.void]  # of dtype ROW, or ROW_1
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -51,6 +60,11 @@ class Index:
     @property
     def shards(self) -> tuple[Path, ...]:
         return tuple(self.root / shard["name"] for shard in self.manifest["shards"])
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether there is a checksum for every image."""
+        return self.rows.dtype == ROW
 
     def positions(self, split: str) -> NDArray[np.int64]:
         """The row numbers of a split."""
@@ -72,17 +86,25 @@ def _well_formed(manifest: Mapping[str, Any]) -> bool:
             and all(SHARD_NAME.fullmatch(s["name"]) for s in manifest["shards"])
             and all(type(s["bytes"]) is int for s in manifest["shards"])
             and all(type(s["sha256"]) is str for s in [*manifest["shards"], manifest["index"]])
-            and all(type(name) is str for name in manifest["classes"])
+            and all(type(name) is str for name in [manifest["source"], *manifest["classes"]])
+            and (manifest["version"] == 1 or manifest["sha256"] == manifest_sha256(manifest))
         )
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, RecursionError):
         return False
+
+
+def manifest_sha256(manifest: Mapping[str, Any]) -> str:
+    """The checksum of a manifest's content without the checksum itself. The order of keys counts,
+    because the order of the splits has a meaning."""
+    content = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:
     """The manifest: counts, classes, checksums. Reads no images and no index."""
     path = Path(directory) / "manifest.json"
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(read_bounded(path, LARGEST_MANIFEST))
     except FileNotFoundError:
         there = Path(directory).is_dir()
         what = "has no manifest.json (not shards, or not finished)" if there else "is not there"
@@ -93,13 +115,14 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         manifest = None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ShardError(f"{path} is not the manifest of {FORMAT}: build the shards again")
-    if manifest.get("version") != VERSION:
+    version = manifest.get("version")
+    if type(version) is not int or version not in ROWS:
         raise ShardError(
-            f"{directory} has shards of version {manifest.get('version')!r}, but this program reads "
-            f"version {VERSION}: build them again"
+            f"{directory} has shards of version {version!r}, but this program reads "
+            f"versions up to {VERSION}: build them again"
         )
     if not _well_formed(manifest):
-        raise ShardError(f"{path} is damaged: build the shards again")
+        raise ShardError(f"{path} is damaged: {AGAIN}")
     return manifest
 
 
@@ -113,40 +136,63 @@ def _row_problem(rows: NDArray[np.void], manifest: Mapping[str, Any]) -> str | N
     room = ends[rows["shard"]] - rows["size"]
     if np.any((rows["size"] <= 0) | (rows["offset"] < 0) | (rows["offset"] > room)):
         return "points outside a shard"
+    if np.any(rows["size"] > LARGEST_IMAGE):
+        return f"has an image of more than {LARGEST_IMAGE:,} bytes"
     counts = np.bincount(rows["split"], minlength=len(manifest["splits"]))
     if counts.tolist() != [split["images"] for split in manifest["splits"].values()]:
         return "has other numbers of images per split than the manifest"
     return None
 
 
+def load_npy(file: BinaryIO) -> NDArray[Any]:
+    """The array of a .npy file; ValueError if it is damaged.
+
+    The header must claim exactly the bytes that follow it: np.load alone would first allocate all the
+    memory that a header asks for.
+    """
+    try:
+        version = np.lib.format.read_magic(file)
+        if version != (1, 0):
+            raise ValueError(f"a .npy file of version {version}")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        start = file.tell()
+        if math.prod(shape) * dtype.itemsize != file.seek(0, os.SEEK_END) - start:
+            raise ValueError(f"its header claims {shape} of {dtype}, which is not its size")
+        file.seek(0)
+        array: NDArray[Any] = np.load(file, allow_pickle=False)
+    # numpy reads a header with Python's parser, which raises many kinds of errors on damaged bytes
+    except Exception as error:  # noqa: BLE001
+        raise ValueError(f"a damaged .npy file ({str(error) or type(error).__name__})") from None
+    return array
+
+
 def load_index(directory: str | Path) -> Index:
     """The index, checked against the manifest and the shards' sizes (verify.py checks more)."""
     manifest, root = read_manifest(directory), Path(directory).absolute()
-    again = "copy or build the shards again"
     for shard in manifest["shards"]:
         try:
             size = (root / shard["name"]).stat().st_size
         except OSError as error:
-            raise ShardError(f"{root / shard['name']}: {error.strerror}; {again}") from None
+            raise ShardError(f"{root / shard['name']}: {error.strerror}; {AGAIN}") from None
         if size != shard["bytes"]:
             what = "is cut short" if size < shard["bytes"] else "is too long"
             numbers = f"{size} bytes, but the manifest says {shard['bytes']}"
-            raise ShardError(f"{root / shard['name']} {what} ({numbers}): {again}")
+            raise ShardError(f"{root / shard['name']} {what} ({numbers}): {AGAIN}")
     path = root / "index.npy"
     try:
-        data = path.read_bytes()
+        data = read_bounded(path)
     except OSError as error:
-        raise ShardError(f"{path}: {error.strerror}; {again}") from None
+        raise ShardError(f"{path}: {error.strerror}; {AGAIN}") from None
     if hashlib.sha256(data).hexdigest() != manifest["index"]["sha256"]:
-        raise ShardError(f"{path} differs from its checksum in the manifest: {again}")
+        raise ShardError(f"{path} differs from its checksum in the manifest: {AGAIN}")
     try:
-        rows = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError):
-        rows = None
-    if not isinstance(rows, np.ndarray) or rows.dtype != ROW or rows.ndim != 1:
-        raise ShardError(f"{path} is not an index of images: {again}")
+        rows = load_npy(io.BytesIO(data))
+    except ValueError:
+        rows = np.empty(0)
+    if rows.dtype != ROWS[manifest["version"]] or rows.ndim != 1:
+        raise ShardError(f"{path} is not an index of images: {AGAIN}")
     if problem := _row_problem(rows, manifest):
-        raise ShardError(f"{path} {problem}: {again}")
+        raise ShardError(f"{path} {problem}: {AGAIN}")
     rows.flags.writeable = False
     return Index(root, manifest, rows)
 
@@ -164,7 +210,8 @@ class ImageReader:
         self._files: dict[int, int] = {}
 
     def read(self, row: int) -> bytes:
-        _, _, shard, offset, size = self.index.rows[row].item()
+        """The encoded image; ShardError if its bytes are not those that were packed."""
+        _, _, shard, offset, size, *checksum = self.index.rows[row].item()
         try:
             if shard not in self._files:
                 self._files[shard] = os.open(self._paths[shard], os.O_RDONLY | os.O_CLOEXEC)
@@ -172,7 +219,12 @@ class ImageReader:
         except OSError as error:
             raise ShardError(f"{self._paths[shard]}: {error.strerror}") from None
         if len(data) != size:
-            raise ShardError(f"{self._paths[shard]} was cut short: copy or build the shards again")
+            raise ShardError(f"{self._paths[shard]} was cut short: {AGAIN}")
+        if checksum and zlib.crc32(data) != checksum[0]:
+            raise ShardError(
+                f"{self._paths[shard]}: image {row:08d} ({size:,} bytes at offset {offset:,}) is "
+                f"damaged, its checksum differs from that in the index: {AGAIN}"
+            )
         return data
 
     def close(self) -> None:

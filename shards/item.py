@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shards.files import read_bounded
+
+# Bytes of a file. An image that passes Pillow's limit of pixels is smaller even without compression.
+LARGEST_IMAGE = 2**30
+# control characters, line separators, and what stands for bytes that are not UTF-8
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
 
 class ShardError(ValueError):
     """Something is wrong with a dataset or its shards. The text is one sentence that says what, where,
     and what to do; programs print it and exit with 2."""
+
+
+def is_safe(name: str) -> bool:
+    """Whether a name can be written as UTF-8 and shown on one line, in a table, a log or a terminal."""
+    return UNSAFE.search(name) is None
+
+
+def escaped(name: str) -> str:
+    """A name with its unsafe characters as \\n, \\x1b, \\udce9 and the like."""
+    return UNSAFE.sub(lambda found: ascii(found[0])[1:-1], name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +50,7 @@ class FileItem(Item):
     path: Path
 
     def encoded(self) -> bytes:
-        return self.path.read_bytes()
+        return read_bounded(self.path, LARGEST_IMAGE)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,9 @@ def run_program(main: Callable[[], int]) -> NoReturn:
 
 
 def exit_code(main: Callable[[], int], reader_left: int = 0) -> int:
-    """Run `main` and return its exit code, or `reader_left` if the reader closes the pipe early."""
+    """Run `main` and return its exit code, or `reader_left` if the reader closes the pipe early.
+    What standard output cannot show, such as a path that is not UTF-8, is printed escaped."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         try:
             code = main()

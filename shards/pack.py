@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tarfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from shards.files import sync_file, sync_folder, try_lock, write_synced
 from shards.images import Picture
-from shards.index import FORMAT, ROW, SHARD_NAME, VERSION
+from shards.index import FORMAT, ROW, SHARD_NAME, VERSION, manifest_sha256
 from shards.item import Item, ShardError
 
 
@@ -80,7 +81,7 @@ class Packer:
         self.images: dict[str, int] = {}  # split -> count
         self.classes: dict[str, set[int]] = {}  # split -> its labels
         self.labels: dict[str, int] = {}  # class name -> label
-        self._rows: list[tuple[int, int, int, int, int]] = []
+        self._rows: list[tuple[int, int, int, int, int, int]] = []
         self._shards: list[dict[str, Any]] = []
         self._tar: BinaryIO | None = None
         self._hash = hashlib.sha256()
@@ -114,7 +115,8 @@ class Packer:
             self._shards.append({"name": name})
         offset = self._tar.tell() + tarfile.BLOCKSIZE
         split, shard = list(self.images).index(item.split), len(self._shards) - 1
-        self._rows.append((split, label, shard, offset, len(picture.data)))
+        checksum = zlib.crc32(picture.data)
+        self._rows.append((split, label, shard, offset, len(picture.data), checksum))
         self._put(image + rest)
         self.images[item.split] += 1
         self.classes[item.split].add(label)
@@ -140,7 +142,7 @@ class Packer:
         index = io.BytesIO()
         np.save(index, np.array(self._rows, ROW), allow_pickle=False)
         write_synced(self.folder / "index.npy", index.getvalue())
-        manifest = {
+        manifest: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
             "source": source,
@@ -154,5 +156,6 @@ class Packer:
             "skipped": list(skipped),
             "classes": list(self.labels),
         }
+        manifest["sha256"] = manifest_sha256(manifest)
         write_synced(self.folder / "manifest.json", _json(manifest, indent=1))
         return manifest

@@ -2,8 +2,9 @@
 
 python shards/verify.py data/cub200
 
-Compares all checksums with the manifest and all members of the tars with the index, and decodes every
-image. Nothing is unpacked to disk. Prints one line per problem; the exit code is 1 if there are any.
+Compares all checksums with the manifest and the index, compares all members of the tars with the index,
+and decodes every image. Nothing is unpacked to disk. Prints one line per problem; the exit code is 1 if
+there are any.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ import numpy as np
 from tqdm import tqdm
 
 from shards.images import check
-from shards.index import ImageReader, Index, load_index
+from shards.index import VERSION, ImageReader, Index, load_index, read_manifest
 from shards.item import ShardError
 from shards.output import exit_code
 from shards.workers import default_workers, in_order
+
+LARGEST_TEXT = 2**20  # bytes of a label or json file in a tar
 
 
 def _sha256(path: Path) -> str:
@@ -46,7 +49,7 @@ def _is_hostile(member: tarfile.TarInfo) -> bool:
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = tar.extractfile(member)  # a view into the tar; nothing is written
     assert file is not None
-    return file.read()
+    return file.read(LARGEST_TEXT)
 
 
 def _member_problems(tar: tarfile.TarFile, index: Index, shard: int) -> Iterator[str]:
@@ -84,12 +87,24 @@ def _shard_problems(index: Index, shard: int) -> Iterator[str]:
             yield f"{name}: differs from its checksum in the manifest"
         with tarfile.open(path, "r:") as tar:
             yield from (f"{name}: {problem}" for problem in _member_problems(tar, index, shard))
-    except (tarfile.TarError, OSError, ValueError) as error:
-        yield f"{name}: cannot be read as a tar ({error})"
+    except (tarfile.TarError, OSError, ValueError, EOFError, MemoryError, RecursionError) as error:
+        yield f"{name}: cannot be read as a tar ({str(error) or type(error).__name__})"
 
 
-def _image_problem(image: tuple[str, bytes]) -> str | None:
+def _read(reader: ImageReader, number: int) -> tuple[str, bytes | ShardError]:
+    """The name of an image, and its bytes or why they cannot be used."""
+    index = reader.index
+    name = f"{index.shards[index.rows['shard'][number]].name}: {number:08d}"
+    try:
+        return name, reader.read(number)
+    except ShardError as error:
+        return name, error
+
+
+def _image_problem(image: tuple[str, bytes | ShardError]) -> str | None:
     name, data = image
+    if isinstance(data, ShardError):
+        return str(data)
     try:
         converted = check(data).converted
     except ShardError as error:
@@ -109,10 +124,7 @@ def verify(directory: Path, workers: int = 1) -> Iterator[str]:
     for shard in tqdm(range(len(index.shards)), unit="shard", disable=None):
         yield from _shard_problems(index, shard)
     reader = ImageReader(index)
-    images = (
-        (f"{index.shards[row['shard']].name}: {number:08d}", reader.read(number))
-        for number, row in enumerate(index.rows)
-    )
+    images = (_read(reader, number) for number in range(len(index.rows)))
     with closing(in_order(_image_problem, images, workers)) as found:
         bar = tqdm(found, total=len(index.rows), unit="image", disable=None)
         yield from (problem for problem in bar if problem)
@@ -138,7 +150,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except ShardError as error:  # of the worker processes
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     print(f"{args.directory}: {f'{problems} problems' if problems else 'no problems'}")
+    if not problems and (version := read_manifest(args.directory)["version"]) < VERSION:
+        print(
+            f"note: shards of version {version} have no checksum per image, so training cannot notice "
+            "a changed bit; shards that are built again have one"
+        )
     return 1 if problems else 0
 
 

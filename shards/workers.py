@@ -47,7 +47,13 @@ def _each(function: Callable[[Task], Result], chunk: list[Task]) -> list[Result]
 def _start(workers: int) -> ProcessPoolExecutor:
     # spawn, not fork: it works on every platform and copies no lock that a thread holds
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=end_with_parent)
+    try:
+        pool = ProcessPoolExecutor(workers, context, initializer=end_with_parent)
+    except OSError as error:  # its locks are in /dev/shm
+        raise ShardError(
+            f"worker processes cannot be started ({error.strerror}): make room in /dev/shm, or pass "
+            "--workers 1"
+        ) from None
     # A terminal sends Ctrl-C to the workers too. They inherit SIG_IGN, so only the parent reacts.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     for _ in range(workers):

@@ -1,9 +1,13 @@
 """Small images, and datasets of them, for the tests of shards."""
 
+import hashlib
 import io
+import json
 
 import numpy as np
 from PIL import Image
+
+from shards.index import ROW_1, load_index, manifest_sha256
 
 
 def encode(seed, kind="JPEG", mode="RGB", size=(20, 16)):
@@ -34,3 +38,33 @@ def make_folder(root, classes=3, images=4, splits=("train", "test")):
                 seed = s * 1000 + c * 100 + i
                 put(root / split / name / f"{i}.{kind.lower()}", encode(seed, kind))
     return root
+
+
+def reseal(out, **changes):
+    """Change the manifest, with a true checksum: only its content can be found wrong."""
+    manifest = json.loads((out / "manifest.json").read_text()) | changes
+    if manifest["version"] != 1:
+        manifest["sha256"] = manifest_sha256(manifest)
+    (out / "manifest.json").write_text(json.dumps(manifest))
+
+
+def put_index(out, data, **changes):
+    """Another index.npy, given as rows or as bytes, with true checksums."""
+    if not isinstance(data, bytes):
+        file = io.BytesIO()
+        np.save(file, data)
+        data = file.getvalue()
+    (out / "index.npy").write_bytes(data)
+    reseal(out, index={"sha256": hashlib.sha256(data).hexdigest()}, **changes)
+
+
+def as_version_1(out):
+    """The shards as the first version wrote them."""
+    rows = load_index(out).rows
+    old = np.empty(len(rows), ROW_1)
+    for column in ROW_1.names:
+        old[column] = rows[column]
+    manifest = json.loads((out / "manifest.json").read_text())
+    del manifest["sha256"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    put_index(out, old, version=1)

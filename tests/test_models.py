@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import pickle
 import sys
 import tarfile
@@ -474,7 +475,8 @@ def test_an_unreadable_file_is_refused(tmp_path, name, data, reason):
     text = refusal(weights=str(path))
     assert text.startswith(f"model.weights = {path}: cannot be read as weights (")
     assert reason in text
-    assert text.endswith("load it with the torch that wrote it and save its state dict again")
+    assert text.endswith("ask for the weights as .safetensors, or convert the file in a sandbox")
+    assert "weights_only=False" not in text
 
 
 @pytest.mark.parametrize(
@@ -488,9 +490,84 @@ def test_an_unreadable_file_is_refused(tmp_path, name, data, reason):
 def test_what_is_no_state_dict_is_refused(tmp_path, content, held):
     path = save(tmp_path / "w.pth", content)
     assert refusal(weights=path) == (
-        f"model.weights = {path}: holds {held}, not a state dict of names and tensors; save the "
-        "state dict alone"
+        f"model.weights = {path}: holds {held}, not a state dict of names and dense tensors; "
+        "save the state dict alone"
     )
+
+
+class Hostile:
+    def __reduce__(self):
+        return print, ("unpickled",)
+
+
+def test_a_pickle_is_not_loaded_and_nobody_is_told_to_load_it(tmp_path, capsys):
+    text = refusal(weights=save(tmp_path / "w.pth", {"w": Hostile()}))
+    assert text.endswith("ask for the weights as .safetensors, or convert the file in a sandbox")
+    assert capsys.readouterr().out == ""
+
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float64)
+NO_FLOATS = (torch.int8, torch.int64, torch.bool, torch.complex64)
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_floats_of_another_width_are_converted(tmp_path, dtype, suffix):
+    state = make(seed=1).backbone.state_dict()
+    half = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
+    path = tmp_path / f"w.{suffix}"
+    save_file(half, path) if suffix == "safetensors" else save(path, half)
+    model = make(weights=str(path))
+    for name, value in model.backbone.state_dict().items():
+        assert value.dtype == state[name].dtype
+        assert torch.equal(value, half[name].to(value.dtype))
+
+
+@pytest.mark.parametrize("dtype", NO_FLOATS)
+def test_numbers_of_another_kind_are_refused(tmp_path, dtype):
+    state = make().backbone.state_dict()
+    state["stages.0.weight"] = state["stages.0.weight"].to(dtype)
+    path = save(tmp_path / "w.pth", state)
+    assert refusal(weights=path) == (
+        f"model.weights = {path} does not fit convnet: keys 1 of the wrong type (stages.0.weight {dtype} "
+        "instead of torch.float32); model.backbone, model.embedding_size and the file must belong "
+        "together"
+    )
+
+
+def test_floats_for_a_counter_are_refused(tmp_path):
+    state = {k: v.float() for k, v in make("bn_inception").backbone.state_dict().items()}
+    text = refusal(backbone="bn_inception", weights=save(tmp_path / "w.pth", state))
+    assert "num_batches_tracked torch.float32 instead of torch.int64" in text
+
+
+ODD = {
+    "sparse": lambda x: x.to_sparse(),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "meta": lambda x: x.to("meta"),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+@pytest.mark.filterwarnings("ignore")  # torch warns of its own formats
+def test_tensors_without_numbers_of_their_own_are_refused(tmp_path, what):
+    state = make().backbone.state_dict()
+    state["stages.0.weight"] = ODD[what](state["stages.0.weight"])
+    text = refusal(weights=save(tmp_path / "w.pth", state))
+    assert "not a state dict of names and dense tensors" in text or "cannot be read as" in text
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
+def test_a_file_larger_than_memory_is_refused(tmp_path, name):
+    path = tmp_path / name
+    path.touch()
+    os.truncate(path, 2**42)
+    assert "cannot be read (it has 4,398,046,511,104 bytes, more" in refusal(weights=str(path))
+
+
+def test_the_home_of_nobody_is_an_absent_file():
+    assert "there is no such file" in refusal(weights="~nobody-of-this-name/w.pth")
+    assert "there is no such file" in refusal(weights="a\0b.pth")
 
 
 def test_an_absent_file_is_refused(tmp_path):

@@ -5,10 +5,12 @@ Oracles: the model itself, the evaluation of training, and a loop over all pairs
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +20,7 @@ import torch
 from fleet import ROOT, environment
 from pictures import encode, put
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dml import embed, search
 from dml.config import load, to_yaml
@@ -142,6 +144,28 @@ def spoil(path, change):
     path.write_bytes(change(path.read_bytes()))
 
 
+def with_integers(run):
+    weights = load_file(run / "model.safetensors")
+    save_file(weights | {"head.bias": weights["head.bias"].int()}, run / "model.safetensors")
+    put(run / "result.json", "{}")
+
+
+def test_the_checksum_of_the_model_is_that_of_the_result(tmp_path):
+    """Without one, as in older runs or in a copy without result.json, there is nothing to compare."""
+    run = make_run(tmp_path / "run")
+    data = (run / "model.safetensors").read_bytes()
+    put(run / "result.json", json.dumps({"model_sha256": sha256(data).hexdigest()}))
+    load_trained(run)
+    assert trained.model_sha256(run) == sha256(data).hexdigest()
+    flipped = bytearray(data)
+    flipped[-1] ^= 1
+    put(run / "model.safetensors", bytes(flipped))
+    with pytest.raises(RunError, match="its checksum differs"):
+        load_trained(run)
+    (run / "result.json").unlink()
+    load_trained(run)
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -151,6 +175,14 @@ def spoil(path, change):
         (lambda run: (run / "model.safetensors").unlink(), "not finished; the same training comm"),
         (lambda run: spoil(run / "model.safetensors", lambda b: b[:-9]), "is damaged"),
         (lambda run: spoil(run / "model.safetensors", lambda b: b""), "is damaged"),
+        (lambda run: os.truncate(run / "model.safetensors", 2**42), "more than the"),
+        (
+            lambda run: put(run / "result.json", json.dumps({"model_sha256": "0" * 64})),
+            "is damaged (its checksum differs from that in result.json): copy it again",
+        ),
+        (lambda run: put(run / "result.json", "[]"), "result.json is damaged: restore or remove"),
+        (lambda run: put(run / "result.json", "[" * 10**6), "result.json is damaged: restore or"),
+        (with_integers, "head.bias torch.int32 instead of torch.float32"),
         (
             lambda run: spoil(
                 run / "config.yaml",
@@ -163,7 +195,7 @@ def spoil(path, change):
 def test_a_run_that_cannot_be_used_is_explained(tmp_path, photos, capsys, damage, words):
     run = make_run(tmp_path / "run")
     damage(run)
-    with pytest.raises(RunError, match=words):
+    with pytest.raises(RunError, match=re.escape(words)):
         load_trained(run)
     sentence = refused(capsys, embed, run, photos, "--out", tmp_path / "out")
     assert words in sentence
@@ -367,6 +399,17 @@ def test_an_end_in_the_middle_leaves_what_was(
     assert capsys.readouterr().err.count("\n") == 1
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == was
     assert sorted(os.listdir(tmp_path)) == (["out"] if before else [])
+
+
+def test_a_full_disk_leaves_what_was(run, photos, small_disk, capsys):
+    """Room for the embeddings of one class (three pages and three folders), not for another set."""
+    out = small_disk("16k") / "out"
+    assert main(embed, run, photos / "cup", "--out", out) == 0
+    was = {path: path.read_bytes() for path in out.iterdir()}
+    sentence = refused(capsys, embed, run, photos, "--out", out, "--overwrite")
+    assert "No space left on device; make room" in sentence
+    assert os.listdir(out.parent) == ["out"]
+    assert {path: path.read_bytes() for path in out.iterdir()} == was
 
 
 def test_a_kill_in_the_middle_leaves_nothing(run, tmp_path):
@@ -608,6 +651,40 @@ def test_bad_queries_are_explained(run, photos, photo_set, spoiled, tmp_path, ca
         (lambda folder: spoil(folder / "embeddings.npy", lambda b: b[:-4]), "is damaged"),
         (lambda folder: put(folder / "embeddings.npy", ""), "is damaged"),
         (lambda folder: spoil(folder / "index.jsonl", lambda b: b[:-9]), "is damaged"),
+        (lambda folder: put(folder / "index.jsonl", "[" * 10**6), "is damaged"),
+        (lambda folder: put(folder / "index.jsonl", b"\n"), "is damaged"),
+        (
+            lambda folder: spoil(folder / "index.jsonl", lambda b: b.replace(b'"cup"', b"5")),
+            "index.jsonl names an image or a class that is not text",
+        ),
+        (
+            lambda folder: spoil(
+                folder / "index.jsonl", lambda b: b.replace(b'"loose.png"', b"[]")
+            ),
+            "index.jsonl names an image or a class that is not text",
+        ),
+        (lambda folder: put(folder / "info.json", "[" * 10**6), "not a folder of embeddings"),
+        (
+            lambda folder: put(
+                folder / "info.json",
+                json.dumps({**json.loads((folder / "info.json").read_text()), "source": 5}),
+            ),
+            "info.json has numbers where there should be text",
+        ),
+        (lambda folder: os.truncate(folder / "info.json", 2**42), "not a folder of embeddings"),
+        (lambda folder: os.truncate(folder / "index.jsonl", 2**42), "more than the"),
+        (lambda folder: os.truncate(folder / "embeddings.npy", 2**42), "more than the"),
+        (
+            lambda folder: spoil(
+                folder / "embeddings.npy",
+                lambda b: b.replace(b"(13, 16), } ", b"(1300000, 16)}", 1),
+            ),
+            "is damaged",
+        ),
+        (
+            lambda folder: put(folder / "embeddings.npy", b"\x93NUMPY\2\0\xff\xff\xff\xff{}"),
+            "is damaged",
+        ),
         (
             lambda folder: spoil(folder / "index.jsonl", lambda b: b[b.index(b"\n") + 1 :]),
             "12 line",

@@ -399,3 +399,103 @@ def test_folder_items_come_in_order(tmp_path):
     reader = ImageReader(load_index(tmp_path / "out"))
     for row, item in enumerate(collection.items):
         assert reader.read(row) == item.encoded()
+
+
+# files and names that no program should trust
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_image_larger_than_memory(tmp_path, capsys, workers):
+    make_folder(tmp_path / "in")
+    put(tmp_path / "in/train/train1/sparse.jpg", encode(1))
+    os.truncate(tmp_path / "in/train/train1/sparse.jpg", 2**40)
+    assert run(tmp_path / "in", tmp_path / "out", "--workers", workers) == 2
+    assert capsys.readouterr().err == (
+        "error: train/train1/sparse.jpg cannot be read (it has 1,099,511,627,776 bytes, more than the "
+        "1,073,741,824 that may be read): repair the file, or pass --bad skip\n"
+    )
+    assert os.listdir(tmp_path) == ["in"]
+
+
+UNSAFE = {
+    "not UTF-8": (b"caf\xe9", r"'caf\udce9'"),
+    "a newline": (b"a\nb", r"'a\nb'"),
+    "a tab": (b"a\tb", r"'a\tb'"),
+    "a terminal's escape": (b"\x1b[2Ja", r"'\x1b[2Ja'"),
+    "a line separator": ("a\u2028b".encode(), r"'a\u2028b'"),
+    "a C1 control": ("a\x85b".encode(), r"'a\x85b'"),
+}
+
+
+@pytest.mark.parametrize("what", UNSAFE)
+def test_class_names_that_cannot_be_shown_are_refused(tmp_path, capsys, what):
+    name, shown = UNSAFE[what]
+    make_folder(tmp_path / "in")
+    for i in range(2):
+        put(tmp_path / "in/test" / os.fsdecode(name) / f"{i}.jpg", encode(i))
+    assert run(tmp_path / "in", tmp_path / "out") == 2
+    assert capsys.readouterr().err == (
+        f"error: the class name {shown} in test is not UTF-8 or holds control characters: rename it\n"
+    )
+    assert os.listdir(tmp_path) == ["in"]
+
+
+@pytest.mark.parametrize("what", UNSAFE)
+def test_file_names_that_cannot_be_shown_are_refused(tmp_path, capsys, what):
+    name, shown = UNSAFE[what]
+    make_folder(tmp_path / "in")
+    put(tmp_path / "in/train/train0" / os.fsdecode(name + b".jpg"), encode(1))
+    assert run(tmp_path / "in", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: the file name 'train/train0/" + shown[1:-1] + ".jpg' in train")
+    assert error.count("\n") == 1
+
+
+def test_names_of_any_script_are_fine(tmp_path):
+    names = ["ذرت‌بوداده", "क्‍ष", "a\u00a0b", "👩‍🔬", "日本", "co\u00adop"]
+    make_folder(tmp_path / "in")
+    for name in names:
+        for i in range(2):
+            put(tmp_path / "in/train" / name / f"{name}{i}.jpg", encode(i))
+    assert run(tmp_path / "in", tmp_path / "out") == 0
+    assert set(names) < set(load_index(tmp_path / "out").class_names)
+
+
+def test_files_that_are_left_out_may_be_called_anything(tmp_path, capsys):
+    make_folder(tmp_path / "in")
+    put(tmp_path / "in/train/train0/Icon\r", "x")  # of a Mac's Finder
+    put(tmp_path / "in/train/train1" / os.fsdecode(b"\xff\x1b[2J.txt"), "x")
+    assert run(tmp_path / "in", tmp_path / "out") == 0
+    assert (
+        r"left out 2 files that are not images: train/train0/Icon\r, train/train1/\udcff\x1b[2J.txt"
+        in capsys.readouterr().out
+    )
+
+
+def test_a_path_that_standard_output_cannot_show(tmp_path):
+    """The shards are built, so the exit code says so."""
+    make_folder(tmp_path / "in")
+    out = os.path.join(os.fsencode(tmp_path), b"caf\xe9")
+    command = [sys.executable, "shards/build.py", "folder", "--root", str(tmp_path / "in")]
+    command += ["--workers", "1", "--out", out]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"caf\udce9: 24 images of 6 classes" in done.stdout
+    assert os.path.exists(out)
+
+
+def test_the_checksums_are_those_of_the_images(tmp_path):
+    """Oracle: the polynomial division, bit by bit."""
+
+    def crc32(data):
+        register = 0xFFFFFFFF
+        for byte in data:
+            register ^= byte
+            for _ in range(8):
+                register = register >> 1 ^ (0xEDB88320 if register & 1 else 0)
+        return register ^ 0xFFFFFFFF
+
+    collection = folder.collect(make_folder(tmp_path / "in", classes=1))
+    build(collection, "folder", tmp_path / "out")
+    found = load_index(tmp_path / "out").rows["crc32"].tolist()
+    assert found == [crc32(item.encoded()) for item in collection.items]

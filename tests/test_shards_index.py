@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import io
 import json
 import multiprocessing
 import os
@@ -10,10 +11,10 @@ import tarfile
 
 import numpy as np
 import pytest
-from pictures import encode, make_folder, pixels, put
+from pictures import as_version_1, encode, make_folder, pixels, put, put_index, reseal
 
 from shards.build import build
-from shards.index import ROW, ImageReader, load_index, read_manifest
+from shards.index import ROW, ImageReader, load_index, load_npy, read_manifest
 from shards.item import ShardError
 from shards.sources import folder
 
@@ -34,19 +35,6 @@ def copy(packed, tmp_path):
     for path in packed[1].iterdir():
         (out / path.name).write_bytes(path.read_bytes())
     return out
-
-
-def rewrite(out, **changes):
-    manifest = json.loads((out / "manifest.json").read_text())
-    (out / "manifest.json").write_text(json.dumps(manifest | changes))
-
-
-def rewrite_rows(out, rows):
-    """An index with a true checksum, so that only its content can be found wrong."""
-    with (out / "index.npy").open("wb") as file:
-        np.save(file, rows)
-    digest = hashlib.sha256((out / "index.npy").read_bytes()).hexdigest()
-    rewrite(out, index={"sha256": digest})
 
 
 def told(out, row, shard):
@@ -156,15 +144,20 @@ def test_not_there_and_not_finished(tmp_path, copy):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 2}, "of version 2, but this program reads version 1"),
+        ({"version": 3}, "of version 3, but this program reads versions up to 2"),
+        ({"version": 0}, "of version 0"),
+        ({"version": [2]}, r"of version \[2\]"),
+        ({"version": "2"}, "of version '2'"),
+        ({"version": True}, "of version True"),
         ({"format": "wids"}, "not the manifest of dml-shards"),
         ({"shards": [{"name": "../x-000000.tar", "bytes": 1, "sha256": ""}]}, "damaged"),
         ({"splits": {"train": 3}}, "damaged"),
         ({"classes": None}, "damaged"),
+        ({"source": None}, "damaged"),
     ],
 )
 def test_a_manifest_that_is_not_ours(copy, changes, words):
-    rewrite(copy, **changes)
+    reseal(copy, **changes)
     with pytest.raises(ShardError, match=words):
         load_index(copy)
 
@@ -217,7 +210,7 @@ def test_an_index_that_differs_from_its_checksum(copy):
 def test_rows_that_do_not_belong_to_the_shards(copy, column, value, words):
     rows = load_index(copy).rows.copy()
     rows[column][0] = value
-    rewrite_rows(copy, rows)
+    put_index(copy, rows)
     with pytest.raises(ShardError, match=words):
         load_index(copy)
 
@@ -228,11 +221,11 @@ class Hostile:
 
 
 def test_an_index_never_unpickles(copy, capsys):
-    rewrite_rows(copy, np.array([Hostile()], dtype=object))
+    put_index(copy, np.array([Hostile()], dtype=object))
     with pytest.raises(ShardError, match="not an index"):
         load_index(copy)
     assert capsys.readouterr().out == ""
-    rewrite_rows(copy, np.zeros(3, ROW["label"]))
+    put_index(copy, np.zeros(3, ROW["label"]))
     with pytest.raises(ShardError, match="not an index"):
         load_index(copy)
 
@@ -247,3 +240,138 @@ def test_odd_names_survive(tmp_path):
     index = load_index(tmp_path / "out")
     assert set(index.class_names) == {"ünï c-ö", "a.b", 'quo"te'}
     assert (tmp_path / "out/manifest.json").read_bytes().isascii()
+
+
+# damage, and shards of the first version
+
+
+def flip(path, at, bit=0):
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def test_one_flipped_bit_of_an_image_is_noticed(copy):
+    index = load_index(copy)
+    reader, row = ImageReader(index), 7
+    name, offset, size = (index.shards[index.rows["shard"][row]], *index.rows[row].item()[3:5])
+    good = [reader.read(i) for i in range(len(index.rows))]
+    flip(name, offset + size // 2)
+    with pytest.raises(ShardError) as error:
+        reader.read(row)
+    assert str(error.value) == (
+        f"{name}: image 00000007 ({size:,} bytes at offset {offset:,}) is damaged, its checksum "
+        "differs from that in the index: copy or build the shards again"
+    )
+    assert [reader.read(i) for i in range(len(good)) if i != row] == good[:row] + good[row + 1 :]
+
+
+def test_a_changed_manifest_is_noticed(copy):
+    text = (copy / "manifest.json").read_text()
+    (copy / "manifest.json").write_text(text.replace('"class1"', '"class7"'))
+    with pytest.raises(
+        ShardError, match=r"manifest.json is damaged: copy or build the shards again"
+    ):
+        load_index(copy)
+    (copy / "manifest.json").write_text(json.dumps(json.loads(text)))  # the same, on one line
+    load_index(copy)
+
+
+def test_the_order_of_the_splits_is_part_of_the_checksum(copy):
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["splits"] = dict(reversed(manifest["splits"].items()))
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ShardError, match="damaged"):
+        load_index(copy)
+
+
+def test_version_1_is_read_without_the_checks(copy):
+    good = load_index(copy)
+    expected = [ImageReader(good).read(row) for row in range(len(good.rows))]
+    as_version_1(copy)
+    index = load_index(copy)
+    assert (good.has_checksums, index.has_checksums) == (True, False)
+    assert [ImageReader(index).read(row) for row in range(len(index.rows))] == expected
+    assert index.class_names == good.class_names
+    assert (index.labels("query") == good.labels("query")).all()
+    row = index.rows[7]
+    flip(index.shards[row["shard"]], int(row["offset"] + row["size"] // 2))
+    assert ImageReader(index).read(7) != expected[7]  # nobody notices
+
+
+def test_the_index_of_another_version_is_refused(copy):
+    rows = load_index(copy).rows
+    as_version_1(copy)
+    reseal(copy, version=2)
+    with pytest.raises(ShardError, match="not an index"):
+        load_index(copy)
+    put_index(copy, rows, version=1)
+    with pytest.raises(ShardError, match="not an index"):
+        load_index(copy)
+
+
+# files that claim or hold more than there is memory
+
+
+def npy(header, data=b"", version=(1, 0)):
+    """A .npy file with any header."""
+    length = len(header).to_bytes(2 if version == (1, 0) else 4, "little")
+    return b"\x93NUMPY" + bytes(version) + length + header.encode("latin-1") + data
+
+
+HEADERS = {
+    "more rows than memory": npy(f"{{'descr': {ROW.descr}, 'fortran_order': False, 'shape': (10**12,)}}"),
+    "10^12 rows": npy(f"{{'descr': {ROW.descr}, 'fortran_order': False, 'shape': ({10**12},)}}"),
+    "10^5 rows of nothing": npy(f"{{'descr': {ROW.descr}, 'fortran_order': False, 'shape': (100000,)}}"),
+    "negative": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -1)}", bytes(4)),
+    "not numbers": npy("{'descr': '<f4', 'fortran_order': False, 'shape': ('a',)}", bytes(4)),
+    "a number of 5,000 digits": npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({'9' * 5000},)}}"),
+    "objects": npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", bytes(8)),
+    "4 GB of header": b"\x93NUMPY\x02\x00\xff\xff\xff\xff{}",
+    "nested brackets": npy("(" * 9000),
+    "nested lists": npy("[" * 90 + "]" * 90),
+    "nested signs": npy("-" * 9000 + "1"),
+    "nested descr": npy(f"{{'descr': {'[' * 80 + ']' * 80}, 'fortran_order': False, 'shape': ()}}"),
+    "no dict": npy("5"),
+    "empty": b"",
+    "a pickle": b"\x80\x04N.",
+    "a zip": b"PK\x03\x04" + bytes(60),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_a_header_that_claims_too_much(copy, what):
+    with pytest.raises(ValueError, match=r".+"):
+        load_npy(io.BytesIO(HEADERS[what]))
+    put_index(copy, HEADERS[what])
+    with pytest.raises(ShardError, match="not an index of images: copy or build the shards again"):
+        load_index(copy)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "index.npy"])
+def test_a_sparse_file_larger_than_memory(copy, name):
+    os.truncate(copy / name, 2**42)
+    with pytest.raises(ShardError, match="it has 4,398,046,511,104 bytes, more than the"):
+        load_index(copy)
+
+
+def test_a_sparse_shard_with_an_image_larger_than_any(copy):
+    index = load_index(copy)
+    rows = index.rows.copy()
+    rows["size"][0] = 2**30 + 1
+    os.truncate(index.shards[0], 2**42)
+    shards = [dict(shard) for shard in index.manifest["shards"]]
+    shards[0]["bytes"] = 2**42
+    put_index(copy, rows, shards=shards)
+    with pytest.raises(ShardError, match="has an image of more than 1,073,741,824 bytes"):
+        load_index(copy)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "index.npy"])
+def test_a_device_is_no_file(copy, name):
+    (copy / name).unlink()
+    (copy / name).symlink_to("/dev/zero")
+    with pytest.raises(ShardError, match="it is a device"):
+        load_index(copy)

@@ -1,5 +1,6 @@
 """Verification finds what was broken, and only that."""
 
+import errno
 import hashlib
 import io
 import json
@@ -7,10 +8,12 @@ import os
 import subprocess
 import sys
 import tarfile
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
-from pictures import encode, make_folder
+from pictures import as_version_1, encode, make_folder, put_index, reseal
 
 from shards.build import build
 from shards.index import load_index
@@ -28,6 +31,16 @@ def out(tmp_path):
     return tmp_path / "out"
 
 
+@pytest.fixture
+def full_shm(monkeypatch):
+    """As if there were no room for the locks of worker processes."""
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("shards.workers.ProcessPoolExecutor", full)
+
+
 def members(path):
     with tarfile.open(path) as tar:
         return [(member, tar.extractfile(member).read()) for member in tar]
@@ -42,11 +55,14 @@ def rewrite(out, contents):
                 member = tarfile.TarInfo(member)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
-    manifest = json.loads((out / "manifest.json").read_text())
     data = path.read_bytes()
-    digest = hashlib.sha256(data).hexdigest()
-    manifest["shards"][0] |= {"bytes": len(data), "sha256": digest}
-    (out / "manifest.json").write_text(json.dumps(manifest))
+    shards = json.loads((out / "manifest.json").read_text())["shards"]
+    shards[0] |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    rows = np.load(out / "index.npy")
+    for i in np.flatnonzero(rows["shard"] == 0):
+        image = data[rows["offset"][i] :][: rows["size"][i]]
+        rows["crc32"][i] = zlib.crc32(image)
+    put_index(out, rows, shards=shards)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -67,13 +83,50 @@ def test_as_a_program(out):
 
 def test_one_changed_byte_in_a_tar(out):
     path, row = out / "test-000000.tar", load_index(out).positions("test")[0]
+    offset, size = (load_index(out).rows[column][row] for column in ("offset", "size"))
     data = bytearray(path.read_bytes())
-    data[load_index(out).rows["offset"][row]] ^= 0xFF  # the first byte of a PNG
+    data[offset] ^= 0xFF  # the first byte of a PNG
     path.write_bytes(data)
+    damaged = (
+        f"{path}: image {row:08d} ({size:,} bytes at offset {offset:,}) is damaged, its checksum "
+        "differs from that in the index: copy or build the shards again"
+    )
     assert list(verify(out)) == [
         "test-000000.tar: differs from its checksum in the manifest",
-        f"test-000000.tar: {row:08d} is not an image (JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM)",
+        damaged,
     ]
+
+
+def test_every_damaged_image_is_listed(out):
+    index = load_index(out)
+    for row in (0, 1, 5):
+        path = index.shards[index.rows["shard"][row]]
+        data = bytearray(path.read_bytes())
+        data[index.rows["offset"][row] + 30] ^= 1
+        path.write_bytes(data)
+    found = [line for line in verify(out, workers=2) if "is damaged" in line]
+    assert [line.partition("image ")[2][:8] for line in found] == [
+        "00000000",
+        "00000001",
+        "00000005",
+    ]
+
+
+def test_version_1_has_no_problems_but_a_note(out, capsys):
+    as_version_1(out)
+    assert main([str(out), "--workers", "1"]) == 0
+    assert capsys.readouterr().out == (
+        f"{out}: no problems\nnote: shards of version 1 have no checksum per image, so training cannot "
+        "notice a changed bit; shards that are built again have one\n"
+    )
+
+
+def test_worker_processes_that_cannot_start(out, capsys, full_shm):
+    assert main([str(out), "--workers", "2"]) == 2
+    assert capsys.readouterr().err == (
+        "error: worker processes cannot be started (No space left on device): make room in /dev/shm, "
+        "or pass --workers 1\n"
+    )
 
 
 def test_a_changed_byte_that_no_decoder_sees(out):
@@ -85,11 +138,10 @@ def test_a_changed_byte_that_no_decoder_sees(out):
 
 
 def test_index_checksum_version_and_absence(out, tmp_path, capsys):
-    manifest = json.loads((out / "manifest.json").read_text())
-    (out / "manifest.json").write_text(json.dumps(manifest | {"version": 7}))
+    reseal(out, version=7)
     assert main([str(out)]) == 1
     assert "version 7" in capsys.readouterr().out
-    (out / "manifest.json").write_text(json.dumps(manifest))
+    reseal(out, version=2)
     (out / "index.npy").write_bytes(b"x")
     assert main([str(out)]) == 1
     assert "index.npy differs from its checksum" in capsys.readouterr().out

@@ -6,13 +6,12 @@ The same run for any number of processes: test_train_processes. Interrupted runs
 import json
 import shutil
 import signal
-from hashlib import sha256
 
 import numpy as np
 import pytest
 import torch
 from fleet import ROOT, WORKERS
-from pictures import make_folder
+from pictures import make_folder, put_index
 from runs import BASE, ICONS, TRAIN, Launched, content, lines, result, train, train_several
 from safetensors.torch import load_file, save_file
 
@@ -275,10 +274,7 @@ class TestMistakes:
         shutil.copytree(ICONS, shards)
         rows = np.load(shards / "index.npy")
         rows[:2] = rows[[1, 0]]
-        np.save(shards / "index.npy", rows)
-        manifest = json.loads((shards / "manifest.json").read_text())
-        manifest["index"]["sha256"] = sha256((shards / "index.npy").read_bytes()).hexdigest()
-        (shards / "manifest.json").write_text(json.dumps(manifest))
+        put_index(shards, rows)
         here = [f"run.dir={tmp_path}", "run.name=finished", *FINISHED]
         assert "was trained on other shards" in refused(capsys, *here, f"data.shards={shards}")
 
@@ -376,6 +372,7 @@ def test_a_damaged_image_ends_all_processes(workers, tmp_path):
     sets = [f"data.shards={tmp_path}/shards", f"data.workers={workers}"]
     launched = Launched(2, tmp_path, *sets)
     assert launched.end(timeout=100) == [2, 2], launched.said
-    assert "cannot be decoded" in launched.said
+    assert "is damaged, its checksum differs from that in the index: copy or build" in launched.said
+    assert f"{index.shards[0]}: image 000" in launched.said
     assert "Traceback" not in launched.said
     assert launched.said.count("dml/train.py: ") == 1

@@ -4,6 +4,7 @@
 - `preprocessing` (Input, normalise, train_image, eval_image): decoding, crops, normalisation
 - `batches` (Batches, TrainBatches, EvalBatches, held_out, own_share): P classes x M images per step
 - `splits` (Splits, Subset, read_splits, train_batches): images to train on, to validate and to test
+- `suspicious` (suspicious): warnings about set-ups that are probably mistakes
 - `loader` (loader): batches made by worker processes, in order
 - `sources` (Source, Entry, find_images): images to embed, from a folder of files or from shards
 """

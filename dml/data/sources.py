@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from shards.files import read_bounded
 from shards.index import ImageReader, Index, load_index
-from shards.item import ShardError
+from shards.item import LARGEST_IMAGE, ShardError
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -36,7 +37,7 @@ class Source(ABC):
 @dataclass(frozen=True)
 class Files(Source):
     def read(self, name: str) -> bytes:
-        return (self.root / name).read_bytes()
+        return read_bounded(self.root / name, LARGEST_IMAGE)
 
 
 @dataclass(frozen=True)

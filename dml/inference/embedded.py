@@ -12,9 +12,10 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +23,13 @@ from numpy.typing import NDArray
 from dml.data.sources import Entry, Files, Rows, Source
 from dml.errors import EmbeddedError
 from dml.run_folder.files import sync_folder, write_synced
-from shards.index import ImageReader, load_index
+from shards.files import check_size, read_bounded
+from shards.index import ImageReader, load_index, load_npy
 from shards.item import ShardError
 
 FORMAT, VERSION = "dml-embeddings", 1
 VECTORS, INDEX, INFO = "embeddings.npy", "index.jsonl", "info.json"
+LARGEST_INFO = 2**20  # bytes
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,8 @@ def refuse_occupied(folder: Path, overwrite: bool) -> None:
 
 def is_ours(folder: Path) -> bool:
     try:
-        return bool(json.loads((folder / INFO).read_bytes())["format"] == FORMAT)
-    except (OSError, ValueError, TypeError, KeyError):
+        return bool(json.loads(read_bounded(folder / INFO, LARGEST_INFO))["format"] == FORMAT)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return False
 
 
@@ -121,18 +124,17 @@ def read(folder: Path) -> Embedded:
     if not is_ours(folder):
         raise EmbeddedError(f"{folder} is not a folder of embeddings: make one with dml/embed.py")
     try:
-        head = json.loads((folder / INFO).read_bytes())
+        head = json.loads(read_bounded(folder / INFO, LARGEST_INFO))
         if head["version"] != VERSION:
             raise EmbeddedError(
                 f"{folder} is of version {head['version']}, this program reads {VERSION}: {again}"
             )
-        info = Info(**{field.name: head[field.name] for field in fields(Info)})
-        X = np.load(folder / VECTORS, allow_pickle=False)
-        lines = (folder / INDEX).read_bytes().splitlines()
-        entries = [Entry(line["image"], line["class"]) for line in map(json.loads, lines)]
+        info = as_info(head)
+        X = read_vectors(folder / VECTORS)
+        entries = [as_entry(line) for line in read_bounded(folder / INDEX).splitlines()]
     except OSError as error:
         raise EmbeddedError(f"{error.filename}: {error.strerror}; {again}") from None
-    except (ValueError, KeyError, TypeError, EOFError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, EmbeddedError):
             raise
         raise EmbeddedError(f"{folder} is damaged ({error}): {again}") from None
@@ -143,6 +145,27 @@ def read(folder: Path) -> Embedded:
             f"says {shape}): {again}"
         )
     return Embedded(X, entries, info)
+
+
+def as_info(head: Mapping[str, Any]) -> Info:
+    info = Info(**{field.name: head[field.name] for field in fields(Info)})
+    if not all(isinstance(text, str) for text in (info.run, info.model_sha256, info.source)):
+        raise TypeError(f"{INFO} has numbers where there should be text")
+    return info
+
+
+def as_entry(line: bytes) -> Entry:
+    found = json.loads(line)
+    entry = Entry(found["image"], found["class"])
+    if not isinstance(entry.image, str) or not isinstance(entry.class_name, str | None):
+        raise TypeError(f"{INDEX} names an image or a class that is not text")
+    return entry
+
+
+def read_vectors(path: Path) -> NDArray[Any]:
+    check_size(path)
+    with path.open("rb") as file:
+        return load_npy(file)
 
 
 def source_of(info: Info) -> Source:

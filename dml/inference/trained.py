@@ -29,8 +29,15 @@ from dml.data.preprocessing import Input, eval_image
 from dml.data.sources import Source
 from dml.errors import ConfigError, NotFiniteError, RunError
 from dml.models import Embedder, make_model
+from dml.models.weights import wrong_types
+from dml.run_folder.files import read_json
+from dml.run_folder.folder import RESULT
+from shards.files import read_bounded
 
 Vectors = NDArray[np.float32]  # n x d
+AGAIN = (
+    "copy it again, or remove it and result.json and let the same training command write it again"
+)
 
 
 def load_trained(folder: str | Path) -> Embedder:
@@ -46,18 +53,14 @@ def load_trained(folder: str | Path) -> Embedder:
         model = model.double()
     path = folder / "model.safetensors"
     try:
-        model.load_state_dict(load_tensors(data))
+        state = load_tensors(data)
+        if wrong := wrong_types(state, model.state_dict()):
+            raise unfit(path, wrong[0])
+        model.load_state_dict(state)
     except SafetensorError as error:
-        raise RunError(
-            f"{path} is damaged ({error}): copy it again, or remove it and result.json and let the "
-            "same training command write it again"
-        ) from None
+        raise RunError(f"{path} is damaged ({error}): {AGAIN}") from None
     except RuntimeError as error:  # torch lists every key that does not fit
-        first = str(error).splitlines()[1].strip()
-        raise RunError(
-            f"{path} does not fit the config.yaml beside it ({first}): both must come from "
-            "the same run, and from this version of dml"
-        ) from None
+        raise unfit(path, str(error).splitlines()[1].strip()) from None
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
@@ -76,9 +79,19 @@ def read_config(folder: Path) -> Config:
         ) from None
 
 
+def unfit(path: Path, reason: str) -> RunError:
+    return RunError(
+        f"{path} does not fit the config.yaml beside it ({reason}): both must come from the same run, "
+        "and from this version of dml"
+    )
+
+
 def read_model(folder: Path) -> bytes:
+    """The trained weights, compared with the checksum in result.json if there is one."""
+    path = folder / "model.safetensors"
     try:
-        return (folder / "model.safetensors").read_bytes()
+        data = read_bounded(path)
+        result = read_json(folder / RESULT) or {}
     except FileNotFoundError:
         raise RunError(
             f"{folder} has no model.safetensors: training has not finished; the same training "
@@ -86,6 +99,14 @@ def read_model(folder: Path) -> bytes:
         ) from None
     except OSError as error:
         raise RunError(f"{error.filename} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise RunError(f"{folder / RESULT} is damaged: restore or remove it") from None
+    expected = result.get("model_sha256")
+    if expected is not None and hashlib.sha256(data).hexdigest() != expected:
+        raise RunError(
+            f"{path} is damaged (its checksum differs from that in result.json): {AGAIN}"
+        )
+    return data
 
 
 def model_sha256(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,13 +13,14 @@ from torch import Tensor
 from dml.errors import ModelError
 from dml.models.backbone import Backbone
 from dml.models.embedder import Embedder
+from shards.files import check_size
 
 State = Mapping[str, Tensor]
 
 
 def load_weights(model: Embedder, backbone: Backbone, name: str, path: str) -> None:
     """Load a file into the model. ModelError names keys that are missing, unexpected or of the wrong
-    shape."""
+    shape or type."""
     state = {key.removeprefix("module."): value for key, value in read(path).items()}
     if all(key.startswith(("backbone.", "head.")) for key in state):
         fit(state, model, path, name)
@@ -28,11 +30,17 @@ def load_weights(model: Embedder, backbone: Backbone, name: str, path: str) -> N
 
 
 def read(path: str) -> State:
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))  # Path.expanduser raises where there is no such user
     if not file.is_file():
         raise ModelError(
             f"model.weights = {path}: there is no such file; give a .safetensors or a torch file"
         )
+    try:
+        check_size(file)
+    except OSError as error:
+        raise ModelError(
+            f"model.weights = {path}: cannot be read ({error.strerror}); give another file"
+        ) from None
     try:
         state = (
             load_file(file)
@@ -42,14 +50,15 @@ def read(path: str) -> State:
     except Exception as error:  # pickle, zip and safetensors raise many kinds
         reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0].rstrip(".")
         raise ModelError(
-            f"model.weights = {path}: cannot be read as weights ({reason}); if the file is not "
-            "damaged, load it with the torch that wrote it and save its state dict again"
+            f"model.weights = {path}: cannot be read as weights ({reason}); it is damaged, or it "
+            "holds more than tensors, and loading that could run any program: ask for the weights as "
+            ".safetensors, or convert the file in a sandbox"
         ) from error
     named = isinstance(state, Mapping) and all(isinstance(key, str) for key in state)
-    if not named or not all(isinstance(value, Tensor) for value in state.values()):
+    if not named or not all(map(is_plain, state.values())):
         held = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise ModelError(
-            f"model.weights = {path}: holds {held[:80]}, not a state dict of names and tensors; "
+            f"model.weights = {path}: holds {held[:80]}, not a state dict of names and dense tensors; "
             "save the state dict alone"
         )
     return state
@@ -65,7 +74,12 @@ def fit(state: State, module: torch.nn.Module, path: str, name: str) -> None:
         for k, v in state.items()
         if k in own and v.shape != own[k].shape
     ]
-    problems = {"missing": missing, "unexpected": unexpected, "of the wrong shape": wrong}
+    problems = {
+        "missing": missing,
+        "unexpected": unexpected,
+        "of the wrong shape": wrong,
+        "of the wrong type": wrong_types(state, own),
+    }
     found = [f"{len(keys)} {what} ({first(keys)})" for what, keys in problems.items() if keys]
     if found:
         raise ModelError(
@@ -73,6 +87,31 @@ def fit(state: State, module: torch.nn.Module, path: str, name: str) -> None:
             "model.embedding_size and the file must belong together"
         )
     module.load_state_dict(state, strict=False)
+
+
+def wrong_types(state: State, own: State) -> list[str]:
+    """Tensors whose numbers are of another kind than the model's, such as integers for floats. Floats
+    of another width are fine: loading converts them."""
+    return [
+        f"{k} {v.dtype} instead of {own[k].dtype}"
+        for k, v in state.items()
+        if k in own and kind(v) != kind(own[k])
+    ]
+
+
+def kind(x: Tensor) -> str:
+    if x.is_floating_point():
+        return "float"
+    return "complex" if x.is_complex() else "bool" if x.dtype == torch.bool else "integer"
+
+
+def is_plain(x: object) -> bool:
+    """Whether a tensor has its numbers in memory, one by one: not sparse, nested, quantized or meta."""
+    return (
+        isinstance(x, Tensor)
+        and not (x.is_nested or x.is_quantized or x.is_meta)
+        and x.layout is torch.strided
+    )
 
 
 def first(keys: list[str]) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from shards.item import Collection, FileItem, Item, ShardError
+from shards.item import LARGEST_IMAGE, Collection, FileItem, Item, ShardError
 from shards.sources.layout import need, need_folder, relative
 
 TRAIN_CLASSES = 98
@@ -31,6 +31,10 @@ class TarItem(Item):
     size: int
 
     def encoded(self) -> bytes:
+        if self.size > LARGEST_IMAGE:
+            raise ShardError(
+                f"has {self.size:,} bytes, more than the {LARGEST_IMAGE:,} of an image"
+            )
         with self.tar.open("rb") as file:
             file.seek(self.offset)
             return file.read(self.size)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from shards.item import Collection, FileItem, Item, ShardError
+from shards.item import Collection, FileItem, Item, ShardError, escaped
 from shards.sources.layout import need_folder
 
 SPLITS = (("train", "test"), ("train", "query", "gallery"))
@@ -55,7 +55,6 @@ def collect(root: Path) -> Collection:
         if len(items) == before:
             raise ShardError(f"{root / split} has no images: it should have CLASS/IMAGE inside")
     more = ", ..." if len(left_out) > SHOWN else ""
-    note = (
-        f"left out {len(left_out):,} files that are not images: {', '.join(left_out[:SHOWN])}{more}"
-    )
+    names = ", ".join(map(escaped, left_out[:SHOWN]))
+    note = f"left out {len(left_out):,} files that are not images: {names}{more}"
     return Collection(items, notes=[note] if left_out else [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from shards.files import read_bounded
 from shards.item import ShardError
 
 
@@ -31,7 +32,7 @@ def relative(text: str, where: str) -> PurePosixPath:
 def rows(path: Path, columns: int, header: int = 0) -> Iterator[tuple[str, list[str]]]:
     """The lines after the header as (where, columns); blank lines are skipped."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_bounded(path).decode().splitlines()
     except UnicodeDecodeError:
         raise ShardError(f"{path} is not a text file") from None
     for number, line in enumerate(lines[header:], start=header + 1):
