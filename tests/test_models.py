@@ -437,6 +437,14 @@ def test_missing_unexpected_and_misshapen_keys_are_reported_together(tmp_path):
     )
 
 
+def test_keys_of_any_length_and_kind_make_one_short_line(tmp_path):
+    path = save(tmp_path / "w.pth", {"\x1b[2J\n" * 10_000: torch.ones(1), "\udce9": torch.ones(1)})
+    text = refusal(weights=path)
+    assert text.isprintable()
+    assert len(text) < 1000
+    assert r"\x1b[2J\n" in text
+
+
 def test_a_head_of_another_size_is_refused(tmp_path):
     path = save(tmp_path / "w.pth", make(embedding_size=16).state_dict())
     assert "head.weight [16, 256] instead of [8, 256]" in refusal(weights=path)

@@ -3,9 +3,12 @@
 Oracles: the model itself, the evaluation of training, and a loop over all pairs.
 """
 
+import contextlib
 import json
 import os
+import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from damage import DAMAGE
 from fleet import ROOT, environment
 from pictures import encode, put
 from PIL import Image
@@ -27,7 +31,7 @@ from dml.config import load, to_yaml
 from dml.data.splits import read_splits
 from dml.distributed.signals import Interrupt
 from dml.distributed.team import Team
-from dml.errors import RunError
+from dml.errors import EmbeddedError, RunError
 from dml.evaluate import Evaluator
 from dml.inference import embedded, trained
 from dml.inference.picture import CELL, FRAME, GAP, PLAIN, RIGHT, WRONG
@@ -697,6 +701,20 @@ def test_damaged_embeddings_are_explained(run, photos, tmp_path, capsys, damage,
     sentence = refused(capsys, search, run, tmp_path / "set", photos)
     assert words in sentence
     assert str(tmp_path / "set") in sentence
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_any_damage_of_embeddings_is_a_sentence_or_harmless(photo_set, tmp_path, damage):
+    shutil.copytree(photo_set, tmp_path / "set")
+    for trial in range(60):
+        for path in sorted((tmp_path / "set").iterdir()):
+            good = path.read_bytes()
+            data = bytearray(good)
+            damage(data, random.Random(f"{path.name} {trial}"))
+            path.write_bytes(data)
+            with contextlib.suppress(EmbeddedError):
+                assert embedded.read(tmp_path / "set").X.shape == (13, DIMENSIONS)
+            path.write_bytes(good)
 
 
 def test_moved_images_are_explained(run, photos, tmp_path, capsys):

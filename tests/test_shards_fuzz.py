@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from damage import DAMAGE, flip
 from pictures import as_version_1, make_folder, put_index, reseal
 
 from dml.data.batches import EvalBatches
@@ -50,35 +51,6 @@ def seen(index):
     pixels, labels = EvalBatches(index, everything, index.rows["label"], SPEC, len(everything))[0]
     splits = {split: index.positions(split).tolist() for split in index.splits}
     return pixels.numpy().tobytes(), labels.tolist(), index.class_names, splits
-
-
-def flip(data, rng):
-    at = rng.randrange(len(data))
-    data[at] ^= 1 << rng.randrange(8)
-
-
-def truncate(data, rng):
-    del data[rng.randrange(len(data)) :]
-
-
-def extend(data, rng):
-    data += rng.randbytes(rng.randrange(1, 2000))
-
-
-def zero(data, rng):
-    at = rng.randrange(len(data))
-    size = min(rng.choice([1, 16, 512, 4096]), len(data) - at)
-    data[at : at + size] = bytes(size)
-
-
-def splice(data, rng):
-    """A part of the file takes the place of another."""
-    size = rng.randrange(1, 600)
-    at, source = rng.randrange(len(data)), rng.randrange(len(data))
-    data[at : at + size] = data[source : source + size]
-
-
-DAMAGE = (flip, truncate, extend, zero, splice)
 
 
 def damaged(original, place, rng, damage):

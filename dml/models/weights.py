@@ -14,6 +14,7 @@ from dml.errors import ModelError
 from dml.models.backbone import Backbone
 from dml.models.embedder import Embedder
 from shards.files import check_size
+from shards.item import escaped
 
 State = Mapping[str, Tensor]
 
@@ -58,7 +59,7 @@ def read(path: str) -> State:
     if not named or not all(map(is_plain, state.values())):
         held = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise ModelError(
-            f"model.weights = {path}: holds {held[:80]}, not a state dict of names and dense tensors; "
+            f"model.weights = {path}: holds {escaped(held[:80])}, not a state dict of names and dense tensors; "
             "save the state dict alone"
         )
     return state
@@ -115,7 +116,8 @@ def is_plain(x: object) -> bool:
 
 
 def first(keys: list[str]) -> str:
-    return ", ".join(keys[:3] + ["..."] * (len(keys) > 3))
+    """The first keys, shortened: somebody else's file may hold anything."""
+    return ", ".join([escaped(key[:100]) for key in keys[:3]] + ["..."] * (len(keys) > 3))
 
 
 def packaged(name: str, published: str) -> str:
