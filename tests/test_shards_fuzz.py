@@ -57,7 +57,10 @@ def damaged(original, place, rng, damage):
     """Copy the shards, and damage one of their files."""
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(original, place)
-    path = rng.choice(sorted(place.iterdir()))
+    tars = sorted(place.glob("*.tar"))
+    path = rng.choice(
+        [place / "manifest.json", place / "index.npy", rng.choice(tars), rng.choice(tars)]
+    )
     data = bytearray(path.read_bytes())
     damage(data, rng)
     path.write_bytes(data)
