@@ -6,6 +6,7 @@ The same run for any number of processes: test_train_processes. Interrupted runs
 import json
 import shutil
 import signal
+from hashlib import sha256
 
 import numpy as np
 import pytest
