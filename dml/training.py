@@ -12,6 +12,7 @@ from typing import Any
 from dml.config import Config
 from dml.data.loader import loader
 from dml.data.splits import read_splits, train_batches
+from dml.data.suspicious import suspicious
 from dml.distributed.full_state import read_weights, write_weights
 from dml.distributed.signals import Interrupted
 from dml.distributed.team import Team
@@ -85,7 +86,8 @@ class Run:
             self.journal = journal = Journal.open(team, folder, progress)
             if team.first:
                 write_plan(folder, self.plan)
-        team.say(f"{self.plan}\n{'folder':<25}  {folder}")
+            warnings = suspicious(splits, config) if team.first else []
+        team.say("\n".join([str(self.plan), f"{'folder':<25}  {folder}", *warnings]))
         self.clock = clock = Clock(team.device, progress.seconds)
         self.saver = Saver(team, folder, origin, model, optimizer, progress, journal)
         self.evaluator = Evaluator(team, splits, self.spec, config, self.plan, journal)
@@ -96,13 +98,14 @@ class Run:
     def loop(self) -> None:
         """Evaluate where it is due, fetch a batch, meet the others, update; until the last step."""
         config, team, progress, steps = self.config, self.team, self.progress, self.plan.steps
+        model, optimizer, micro = self.model, self.optimizer, config.engine.micro_batch
         own = train_batches(self.splits, config, self.spec, team.rank, team.size)
         order = range(progress.step, steps)
         batches = loader(own, order, config.data.workers, config.data.prefetch)
         while True:
             which = evaluation_due(config.eval, progress.step, steps)
             if which and progress.evaluated != progress.step:
-                scores = self.evaluator(self.model, which, progress.step).scores
+                scores = self.evaluator(model, which, progress.step).scores
                 if progress.is_best(which, scores):
                     self.saver.save_best()
             if progress.step == steps or progress.stale == config.eval.patience:
@@ -115,16 +118,9 @@ class Run:
             images, labels = (x.to(team.device, non_blocking=True) for x in batch)
             seed_random_layers(config.run.seed, progress.step, team.rank)
             lr = learning_rate(config.optim, progress.step, steps)
-            set_learning_rate(self.optimizer, lr)
+            set_learning_rate(optimizer, lr)
             done = update(
-                team.accelerator,
-                self.model,
-                self.loss_fn,
-                self.optimizer,
-                images,
-                labels,
-                config.engine.micro_batch,
-                self.clock,
+                team.accelerator, model, self.loss_fn, optimizer, images, labels, micro, self.clock
             )
             progress.count(done.loss, self.clock.total())
             metrics = {"loss": done.loss, "lr": lr, "gradient_norm": done.gradient_norm}

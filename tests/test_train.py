@@ -166,8 +166,10 @@ def test_a_run_killed_in_its_last_evaluation_still_evaluates(finished, tmp_path)
 
 @training
 def test_a_failing_decoration_is_only_a_warning(tmp_path):
-    launched = Launched(1, tmp_path, "length.steps=3", program=(WORKERS / "undecorated.py",))
+    sets = ["length.steps=3", "batch.per_class=4", "batch.classes=12"]
+    launched = Launched(1, tmp_path, *sets, program=(WORKERS / "undecorated.py",))
     assert launched.end() == [0], launched.said
+    assert "warning: batch.per_class is 4, but 500 of 500 classes have fewer" in launched.said
     assert (
         "warning: no picture, or no projector in TensorBoard: RuntimeError('plain')"
         in launched.said
