@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dml.run_folder.files import read_json, try_lock, write_json
+from dml.run_folder.files import read_json, write_json
 from launch.job import job_of
 from launch.resources import Resources
 from launch.slurm_commands import SlurmError, is_installed, slurm
 from launch.sweep import SweepError, SweepRun
+from shards.files import open_lock, try_lock
 
 ROOT = Path(__file__).resolve().parents[1]
 SUBMISSIONS_FILE, LOCK_FILE, LOGS = "sweep.json", ".lock", "slurm"
@@ -137,9 +138,9 @@ def lock_sweep(folder: Path) -> Iterator[None]:
     """Allow one launcher at a time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK_FILE).open("w")
+        file = open_lock(folder / LOCK_FILE)
     except OSError as error:
-        text = f"{folder} cannot be written: {error.strerror}; set run.dir to a writable folder"
+        text = f"{error.filename} cannot be written: {error.strerror}; set run.dir to a writable folder"
         raise SlurmError(text) from None
     with file:
         if not try_lock(file):

@@ -1,10 +1,15 @@
-"""Atomic writes, bounded reads, syncing to disk and file locks, for all programs."""
+"""Atomic writes, bounded reads, syncing to disk and file locks, for all programs.
+
+Nothing is written through a symbolic link: one that somebody else has put where a program writes would
+make it overwrite another file.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -34,8 +39,8 @@ def read_bounded(path: Path, most: int = MEMORY // 2) -> bytes:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file, and return when it is on disk."""
-    with path.open("wb") as file:
+    """Write a new file, and return when it is on disk."""
+    with path.open("xb") as file:
         file.write(data)
         sync_file(file)
 
@@ -43,12 +48,21 @@ def write_synced(path: Path, data: bytes) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """Write a temporary file, sync it and rename it: a reader sees the old content or the new."""
     temporary = path.with_name(f".{path.name}.writing")
+    temporary.unlink(missing_ok=True)  # left by a process that was killed
     try:
         write_synced(temporary, data)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with its content; of a symbolic link only the link itself."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path)
 
 
 def sync_file(file: IO[bytes]) -> None:
@@ -64,6 +78,39 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def regular(path: str | Path, flags: int) -> int:
+    """An opener for `open` that takes regular files only: a pipe would wait, a device has no end."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+def no_follow(path: str | Path, flags: int) -> int:
+    """An opener for `open` that takes regular files only, and no symbolic links."""
+    try:
+        return regular(path, flags | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(path)) from None
+
+
+def open_lock(path: Path) -> IO[str]:
+    """Open a lock file for `try_lock`; it is created if need be, and its content is never changed."""
+    return open(path, "a", encoding="utf-8", opener=no_follow)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether another process holds the lock of a file; no file means no lock."""
+    try:
+        with open(path, encoding="utf-8", opener=no_follow) as file:
+            return not try_lock(file, shared=True)
+    except FileNotFoundError:
+        return False
 
 
 def try_lock(file: IO[str] | int, shared: bool = False, patience: float = 0) -> bool:

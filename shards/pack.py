@@ -37,8 +37,10 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     out = out.absolute()
     partial = out.with_name(f"{out.name}.partial")
     _refuse_existing(out)
+    if partial.is_symlink():
+        raise ShardError(f"{partial} is a symbolic link: remove it, or choose another --out")
     partial.mkdir(parents=True, exist_ok=True)
-    folder = os.open(partial, os.O_RDONLY)
+    folder = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         # The lock ends with its process: a folder without one was left by a build that was killed.
         if not try_lock(folder):
@@ -111,7 +113,7 @@ class Packer:
             # shards are numbered within their split
             number = sum(s["name"].startswith(f"{item.split}-") for s in self._shards)
             name = f"{item.split}-{number:06d}.tar"
-            self._tar, self._hash = (self.folder / name).open("wb"), hashlib.sha256()
+            self._tar, self._hash = (self.folder / name).open("xb"), hashlib.sha256()
             self._shards.append({"name": name})
         offset = self._tar.tell() + tarfile.BLOCKSIZE
         split, shard = list(self.images).index(item.split), len(self._shards) - 1
