@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dml.plan import Plan
+from dml.run_folder.files import DamagedError
 from dml.run_folder.folder import folder_of
 from launch.paper import paper_score, read_tables, tables_for
 from launch.records import ABSENT, Run, Study, settings_of
@@ -33,7 +34,10 @@ class Estimate:
 def estimate(run: SweepRun, plan: Plan, status: RunStatus) -> Estimate:
     needs = run.resources
     gpus = needs.nodes * needs.gpus_per_node
-    speed, source = measured_speed(folder_of(run.config)), MEASURED
+    try:
+        speed, source = measured_speed(folder_of(run.config)), MEASURED
+    except DamagedError:  # --status names a file that it needs; here the assumed speed will do
+        speed, source = None, MEASURED
     if speed is None:
         if needs.images_per_second is None:
             return Estimate(None, None, "", gpus)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, cast
 
 from dml.run_folder.folder import folder_of
 from dml.train import main as train
-from launch.outcome import FAILED, note, record_outcome
+from launch.outcome import note, record_outcome
+from launch.run_files import FAILED
 from launch.slurm_commands import SlurmError, slurm
 from launch.sweep import SweepRun
 from shards.output import run_program

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launch.job import job_of, process_environment
-from launch.outcome import FAILED, LOCAL_PREFIX, STARTED, record_outcome
+from launch.outcome import LOCAL_PREFIX, STARTED, record_outcome
+from launch.run_files import FAILED
 from launch.status import hold_run
 from launch.submission import ROOT, STRAGGLER_SECONDS
 from launch.sweep import SweepRun

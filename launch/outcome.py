@@ -15,11 +15,13 @@ import signal
 from collections.abc import Sequence
 from itertools import chain, takewhile
 from pathlib import Path
+from typing import Any
 
-from dml.run_folder.files import read_json, write_json
+from dml.run_folder.files import DamagedError, write_json
 from dml.train import DIVERGED, FINISHED, INTERRUPTED, MISTAKE
+from launch.run_files import FAILED, RESTARTS, read_restarts
+from shards.files import remove
 
-FAILED, RESTARTS = "failed.json", "restarts.json"
 MAX_STARTS = 5  # in a row without a later checkpoint
 TRAINING_PREFIX = "dml/train.py: "  # begins every message of the training
 LOCAL_PREFIX = "launch/local.py: "
@@ -38,16 +40,16 @@ def record_outcome(folder: Path, code: int, logs: Sequence[Path]) -> bool:
     """
     if code == FINISHED:
         for name in (FAILED, RESTARTS):
-            (folder / name).unlink(missing_ok=True)
+            remove(folder / name)
         return False
     lines = [last_start(read_log(log)) for log in logs] or [[]]
     if code in (MISTAKE, DIVERGED):
         fail(folder, code, training_message(lines[0]), lines[0])
         return False
     step, starts = last_checkpoint_step(folder), 1
-    before = read_json(folder / RESTARTS)
-    if before and before["step"] == step:
-        starts += before["times"]
+    before = earlier_restarts(folder)
+    if before.get("step") == step:
+        starts += before.get("times") or 0
     if starts < MAX_STARTS:
         write_json(folder / RESTARTS, {"step": step, "times": starts, "code": code})
         return True
@@ -63,12 +65,22 @@ def record_outcome(folder: Path, code: int, logs: Sequence[Path]) -> bool:
 
 def note(folder: Path, text: str) -> None:
     """A note for --status, kept until the run starts again."""
-    write_json(folder / RESTARTS, {**(read_json(folder / RESTARTS) or {}), "note": text})
+    write_json(folder / RESTARTS, {**earlier_restarts(folder), "note": text})
+
+
+def earlier_restarts(folder: Path) -> dict[str, Any]:
+    """restarts.json; a damaged one is removed, and counting starts anew."""
+    try:
+        return read_restarts(folder)
+    except DamagedError:
+        remove(folder / RESTARTS)
+        return {}
 
 
 def fail(folder: Path, code: int, reason: str, lines: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESTARTS).unlink(missing_ok=True)
+    for name in (FAILED, RESTARTS):
+        remove(folder / name)
     write_json(folder / FAILED, {"reason": reason, "code": code, "log": lines[-LOG_LINES:]})
 
 
@@ -138,4 +150,4 @@ def last_line(lines: Sequence[str]) -> str:
 
 def last_checkpoint_step(folder: Path) -> int:
     names = [path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*")]
-    return max((int(name) for name in names if name.isdigit()), default=0)
+    return max((int(name) for name in names if re.fullmatch(r"[0-9]{1,12}", name)), default=0)

@@ -4,6 +4,7 @@ No torch is needed, so a report can be made on a login node.
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +13,23 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from dml.config import EXECUTION, Config, flatten, load
+from dml.config import EXECUTION, Config, flatten
 from dml.errors import ConfigError
-from dml.run_folder.files import read_json, read_lines
-from dml.run_folder.folder import RESULT
-from launch.outcome import FAILED as FAILED_FILE
+from dml.run_folder.files import DamagedError
+from launch.run_files import (
+    CONFIG,
+    read_config,
+    read_failed,
+    read_metrics,
+    read_planned_steps,
+    read_result,
+    read_speeds,
+)
+from launch.run_files import FAILED as FAILED_FILE
 from launch.submission import SUBMISSIONS_FILE, read_submissions
 
 FINISHED, FAILED, UNFINISHED, ABSENT = "finished", "failed", "unfinished", "never started"
+DAMAGED = "damaged"  # a file of it cannot be used
 
 # The settings that do not make another row of a report: how a run is carried out, its name and seed,
 # and how often it is measured. batch.size stands for batch.classes. With held-out classes
@@ -192,13 +202,14 @@ def read_studies(root: Path, expected: Sequence[tuple[str, str]] = ()) -> tuple[
     addition to those that launch/slurm.py recorded in a sweep.json."""
     root = root.resolve()
     # A job that fails at once, by a bad config for example, leaves only failed.json.
-    files = [path for name in ("config.yaml", FAILED_FILE) for path in root.rglob(name)]
-    runs = [read_run(folder, root) for folder in sorted({path.parent for path in files})]
+    files = {Path(folder): {*inner, *names} for folder, inner, names in os.walk(root)}
+    runs = [read_run(each, root) for each in sorted(files) if files[each] & {CONFIG, FAILED_FILE}]
     there = {(run.study, run.name) for run in runs}
     submitted = [
-        (_study(path.parent, root), name)
-        for path in sorted(root.rglob(SUBMISSIONS_FILE))
-        for entry in read_submissions(path.parent)
+        (_study(folder, root), name)
+        for folder in sorted(files)
+        if SUBMISSIONS_FILE in files[folder]
+        for entry in read_submissions(folder)
         for name in entry["runs"]
     ]
     known = {study for study, _ in (*there, *submitted)}
@@ -219,35 +230,41 @@ def _study(folder: Path, root: Path) -> str:
 def read_run(folder: Path, root: Path) -> Run:
     study, name = _study(folder.parent, root), folder.name
     try:
-        failed = read_json(folder / FAILED_FILE) or {}
-        result = read_json(folder / RESULT) or {}
-        steps = (read_json(folder / "plan.json") or {}).get("steps")
-    except ValueError as error:
-        return Run(study, name, FAILED, {}, {}, note=str(error))
-    log = tuple(map(str, failed.get("log", ())))
+        return _read_run(folder, study, name)
+    except DamagedError as error:
+        note = str(error)
+    except OSError as error:
+        note = f"{error.filename}: {error.strerror}"
+    return Run(study, name, DAMAGED, {}, {}, note=note)
+
+
+def _read_run(folder: Path, study: str, name: str) -> Run:
+    failed, result = read_failed(folder) or {}, read_result(folder) or {}
+    steps = read_planned_steps(folder)
+    log = tuple(failed.get("log") or ())
     try:
-        config = load(folder / "config.yaml")
-    except ConfigError as error:
-        note = failed.get("reason") or f"config.yaml: {error.problems[0]}"
-        return Run(study, name, FAILED, {}, {}, note=note, log=log)
+        config = read_config(folder)
+    except (ConfigError, DamagedError) as error:
+        if isinstance(error, DamagedError) and not failed:
+            raise
+        why = f"config.yaml: {error.problems[0]}" if isinstance(error, ConfigError) else error
+        return Run(study, name, FAILED, {}, {}, note=failed.get("reason") or str(why), log=log)
     settings = settings_of(config)
     size = settings["batch.size"]
-    lines = _with_step(folder / "metrics.jsonl")
-    timing = _with_step(folder / "timing.jsonl")
-    speeds = [line["images_per_second"] for line in timing if "images_per_second" in line]
+    lines, speeds = read_metrics(folder), read_speeds(folder)
     evaluations = tuple(
         Evaluation(line["split"], line["step"], line["step"] * size, line["recall@1"])
         for line in lines
-        if "split" in line and "recall@1" in line
+        if line.get("split") is not None and line.get("recall@1") is not None
     )
     state, note = FINISHED, ""
     last = max((line["step"] for line in lines), default=0)
     if result:  # runs of earlier versions have no trained_steps
-        result = {"trained_steps": max(last, result.get("step", 0)), **result}
+        result = {"trained_steps": max(last, result["step"]), **result}
     else:
         state = FAILED if failed else UNFINISHED
         note = f"last seen at step {last:,}" + (f" of {steps:,}" if steps else "")
-        note = f"{failed['reason']}; {note}" if failed.get("reason") else note
+        note = f"{failed['reason']}; {note}" if failed else note
     return Run(
         study,
         name,
@@ -260,7 +277,3 @@ def read_run(folder: Path, root: Path) -> Run:
         note,
         log if state == FAILED else (),
     )
-
-
-def _with_step(path: Path) -> list[dict[str, Any]]:
-    return [line for line in read_lines(path) if "step" in line]

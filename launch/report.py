@@ -9,6 +9,7 @@ Writes report.html (self-contained), report.md and runs.csv; the same runs give 
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from launch.records import FINISHED, Study, read_studies
 from launch.slurm_commands import SlurmError
 from launch.sweep import SweepError, read_sweep
 from launch.tables import as_csv, markdown
+from shards.files import write_whole
+from shards.output import exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +57,7 @@ class ReportError(ValueError):
 
 
 def collect(root: Path, sweeps: Iterable[str]) -> tuple[Study, ...]:
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise ReportError(f"{root} is not a folder; give the folder of the runs, such as runs")
     expected = [(sweep.name, run.name) for sweep in map(read_sweep, sweeps) for run in sweep.runs]
     studies = read_studies(root, expected)
@@ -67,12 +70,16 @@ def write(studies: Sequence[Study], out: Path) -> None:
     tables = read_tables()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "report.html").write_text(page(studies, tables), encoding="utf-8")
-        (out / "report.md").write_text(markdown(studies, tables), encoding="utf-8")
-        (out / "runs.csv").write_text(as_csv(studies, tables), encoding="utf-8")
+        for name, text in {
+            "report.html": page(studies, tables),
+            "report.md": markdown(studies, tables),
+            "runs.csv": as_csv(studies, tables),
+        }.items():
+            # a folder's name need not be UTF-8
+            write_whole(out / name, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise ReportError(f"{out} cannot be written: {error.strerror}") from None
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

@@ -11,12 +11,12 @@ the command or the sweep, 75 interrupted.
 """
 
 import argparse
+import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from dml.config import add_set, to_yaml
@@ -27,6 +27,7 @@ from launch.resources import RESOURCE_HELP, flag, read_flag
 from launch.slurm_commands import SlurmError
 from launch.status import (
     ACTIVE,
+    DAMAGED,
     DONE,
     FAILURE,
     NEW,
@@ -125,8 +126,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for key, text in RESOURCE_HELP.items():
         resources.add_argument(flag(key), metavar="X", help=text)
     arguments = parser.parse_args(argv)
-    if arguments.watch is not None and not (arguments.status and arguments.watch > 0):
-        parser.error("--watch SECONDS needs --status and a number above 0")
+    if arguments.watch is not None and not (arguments.status and 0 < arguments.watch <= 1e6):
+        parser.error("--watch SECONDS needs --status and a number above 0, at most 1e6")
     return arguments
 
 
@@ -183,13 +184,8 @@ def collect_status(sweep: Sweep, plans: Plans, *, queue_optional: bool = False) 
             raise
         queue = None
         complain(f"the queue is unknown: {error}")
-    try:
-        pairs = zip(sweep.runs, plans, strict=True)
-        return [status_of(run, plan, queue, jobs) for run, plan in pairs]
-    except SweepError:
-        raise
-    except ValueError as error:  # a damaged result.json or failed.json
-        raise SweepError([str(error)], folder) from None
+    pairs = zip(sweep.runs, plans, strict=True)
+    return [status_of(run, plan, queue, jobs) for run, plan in pairs]
 
 
 def format_summary(sweep: Sweep, statuses: Sequence[RunStatus]) -> str:
@@ -252,20 +248,21 @@ def runs_to_start(
 def find_problems(
     sweep: Sweep, statuses: Sequence[RunStatus], todo: Sequence[SweepRun]
 ) -> list[str]:
-    """What would stop the runs: folders that hold other runs, and missing files."""
+    """What would stop the runs: folders that hold other runs, damaged files and missing ones."""
     problems = [
         f"{sweep_folder(sweep.runs) / each.name} is a run of another config: {each.note}; set "
         "run.dir or remove the folder"
         for each in statuses
         if each.state == OTHER
     ]
+    problems += [f"{each.name}: {each.note}" for each in statuses if each.state == DAMAGED]
     needed: dict[str, str] = {}  # problem -> the first run that has it
     for run in todo:
         shards, weights = run.config.data.shards, run.config.model.weights
-        if not Path(shards, "manifest.json").exists():
+        if not os.path.exists(os.path.join(shards, "manifest.json")):
             problem = f"data.shards = {shards}: there are no shards; build them or fix the path"
             needed.setdefault(problem, run.name)
-        if weights not in (None, "pretrained") and not Path(weights).exists():
+        if weights not in (None, "pretrained") and not os.path.exists(weights):
             problem = f"model.weights = {weights}: there is no such file; fix the path"
             needed.setdefault(problem, run.name)
     return [*problems, *(f"{run}: {problem}" for problem, run in needed.items())]

@@ -1,5 +1,6 @@
 """The state of the runs of a sweep, read from their folders and from Slurm's queue."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -7,14 +8,24 @@ from datetime import timedelta
 from pathlib import Path
 from statistics import median
 
-from dml.config import Config, load
+from dml.config import Config
 from dml.errors import ConfigError
 from dml.plan import Plan
-from dml.run_folder.files import read_json, read_lines, try_lock
-from dml.run_folder.folder import PATIENCE, RESULT, differences, folder_of
-from launch.outcome import FAILED, RESTARTS, last_checkpoint_step
+from dml.run_folder.files import DamagedError
+from dml.run_folder.folder import PATIENCE, differences, folder_of
+from launch.outcome import last_checkpoint_step
+from launch.run_files import (
+    CONFIG,
+    read_config,
+    read_failed,
+    read_metrics,
+    read_restarts,
+    read_result,
+    read_speeds,
+)
 from launch.submission import LOGS, QueuedJob
 from launch.sweep import SweepError, SweepRun
+from shards.files import is_locked, open_lock, try_lock
 
 LOCAL_LOCK = ".local"  # held while this machine works on a run; the training has a lock of its own
 # pending: never started; requeued: waits to be resumed
@@ -22,9 +33,11 @@ PENDING, REQUEUED, RUNNING = "pending", "requeued", "running"
 # stopped: cancelled, or its node was lost; submitting the sweep again resumes it
 NEW, STOPPED, FAILURE, DONE = "new", "stopped", "failed", "finished"
 OTHER = "other config"  # its folder holds a run of another config
+DAMAGED = "damaged"  # a file in its folder cannot be used
 UNKNOWN = "unknown"  # submitted, but the queue cannot be read
 ACTIVE = (PENDING, REQUEUED, RUNNING)
 RECENT_LINES = 10  # of timing.jsonl, for the speed
+LONGEST_SECONDS = 10**9  # of the time that is left: 30 years
 
 
 @dataclass(frozen=True)
@@ -46,11 +59,26 @@ def status_of(
     jobs: Mapping[str, str],
 ) -> RunStatus:
     """queue: None if it cannot be read. jobs: run -> its last job."""
+    try:
+        return _status_of(run, plan, queue, jobs)
+    except DamagedError as error:
+        note = str(error)
+    except OSError as error:
+        note = f"{error.filename}: {error.strerror}"
+    return RunStatus(run.name, DAMAGED, plan, note=note)
+
+
+def _status_of(
+    run: SweepRun,
+    plan: Plan | None,
+    queue: Mapping[str, QueuedJob] | None,
+    jobs: Mapping[str, str],
+) -> RunStatus:
     folder, job = folder_of(run.config), queue.get(run.name) if queue else None
-    changed = changed_settings(folder / "config.yaml", run.config)
+    changed = changed_settings(folder, run.config)
     if changed:
         return RunStatus(run.name, OTHER, plan, note="; ".join(changed))
-    result, failed = read_json(folder / RESULT), read_json(folder / FAILED)
+    result, failed = read_result(folder), read_failed(folder)
     if result is not None:
         return RunStatus(run.name, DONE, plan, result["step"], result.get("recall@1"))
     step, recall, left = progress(folder, plan)
@@ -60,7 +88,7 @@ def status_of(
         left = left if state == RUNNING else None
         return RunStatus(run.name, state, plan, step, recall, left, note)
     if failed is not None:
-        reason, log = failed["reason"], failed["log"]
+        reason, log = failed["reason"], failed.get("log") or ()
         return RunStatus(run.name, FAILURE, plan, step, recall, None, reason, log)
     if is_running_here(folder):
         return RunStatus(run.name, RUNNING, plan, step, recall, left, "here")
@@ -72,10 +100,11 @@ def status_of(
     return RunStatus(run.name, NEW, plan)
 
 
-def changed_settings(path: Path, config: Config) -> list[str]:
+def changed_settings(folder: Path, config: Config) -> list[str]:
     """The differences between a run's config.yaml, if there is one, and the config it should have."""
+    path = folder / CONFIG
     try:
-        before = load(path) if path.exists() else config
+        before = read_config(folder) if os.path.lexists(path) else config
     except ConfigError as error:
         return [f"{path} is not a config of this version ({error.problems[0]})"]
     return differences(before, config)
@@ -83,7 +112,7 @@ def changed_settings(path: Path, config: Config) -> list[str]:
 
 def why_stopped(run: SweepRun, jobs: Mapping[str, str]) -> str:
     """The note that a stopped run left, or the path of its log."""
-    note = (read_json(folder_of(run.config) / RESTARTS) or {}).get("note")
+    note = read_restarts(folder_of(run.config)).get("note")
     if note or run.name not in jobs:
         return note or ""
     job = jobs[run.name]
@@ -99,20 +128,20 @@ def state_of(job: QueuedJob) -> str:
 
 def progress(folder: Path, plan: Plan | None) -> tuple[int, float | None, timedelta | None]:
     """The last step, the last Recall@1, and the time that is left."""
-    lines = read_lines(folder / "metrics.jsonl")
-    step = max([last_checkpoint_step(folder), *(line.get("step", 0) for line in lines)])
-    recalls = [line["recall@1"] for line in lines if "recall@1" in line]
+    lines = read_metrics(folder)
+    step = max([last_checkpoint_step(folder), *(line["step"] for line in lines)])
+    recalls = [line["recall@1"] for line in lines if line.get("recall@1") is not None]
     speed, left = measured_speed(folder), None
     if speed and plan:
-        left = timedelta(seconds=round((plan.steps - step) * plan.batch_size / speed))
+        seconds = (plan.steps - step) * plan.batch_size / speed
+        left = timedelta(seconds=round(min(max(seconds, 0), LONGEST_SECONDS)))
     return step, recalls[-1] if recalls else None, left
 
 
 def measured_speed(folder: Path) -> float | None:
     """Images per second of all processes of a run together: the median of the last lines."""
-    lines = read_lines(folder / "timing.jsonl")
-    speeds = [line["images_per_second"] for line in lines if line.get("images_per_second")]
-    return median(speeds[-RECENT_LINES:]) if speeds else None
+    speeds = read_speeds(folder)[-RECENT_LINES:]
+    return median(speeds) if speeds else None
 
 
 # ---- runs on this machine -------------------------------------------------------------------------
@@ -122,18 +151,19 @@ def measured_speed(folder: Path) -> float | None:
 def hold_run(folder: Path) -> Iterator[int]:
     """Lock a run. Its processes inherit the lock, so it lasts until the last of them has ended."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCAL_LOCK).open("w") as file:
+    try:
+        file = open_lock(folder / LOCAL_LOCK)
+    except OSError as error:
+        problem = f"{error.filename} cannot be locked: {error.strerror}; remove it"
+        raise SweepError([problem], folder) from None
+    with file:
         if not try_lock(file, patience=PATIENCE):  # of processes that were killed a moment ago
             raise SweepError(["another launcher is working on this run; wait for it"], folder)
         yield file.fileno()
 
 
 def is_running_here(folder: Path) -> bool:
-    try:
-        with (folder / LOCAL_LOCK).open() as file:
-            return not try_lock(file, shared=True)
-    except FileNotFoundError:
-        return False
+    return is_locked(folder / LOCAL_LOCK)
 
 
 # ---- text -----------------------------------------------------------------------------------------
@@ -192,6 +222,6 @@ def format_status(each: RunStatus) -> str:
 
 
 def count_states(statuses: Sequence[RunStatus]) -> str:
-    states = (NEW, PENDING, REQUEUED, RUNNING, UNKNOWN, STOPPED, FAILURE, OTHER, DONE)
+    states = (NEW, PENDING, REQUEUED, RUNNING, UNKNOWN, STOPPED, FAILURE, OTHER, DAMAGED, DONE)
     counts = {state: sum(each.state == state for each in statuses) for state in states}
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count)

@@ -111,11 +111,22 @@ def read_submissions(folder: Path) -> list[dict[str, Any]]:
     try:
         content = read_json(path)
         found: list[dict[str, Any]] = [] if content is None else content["submissions"]
-        if all(entry["name"] and entry["runs"] and "job" in entry for entry in found):
+        if isinstance(found, list) and all(map(_is_entry, found)):
             return found
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, KeyError):
         pass
     raise SlurmError(f"{path} is damaged; remove it when no job of the sweep is in the queue")
+
+
+def _is_entry(entry: object) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("name"), str)
+        and isinstance(entry.get("job"), str | None)
+        and isinstance(entry.get("runs"), list)
+        and bool(entry["name"] and entry["runs"] and "job" in entry)
+        and all(isinstance(run, str) for run in entry["runs"])
+    )
 
 
 def last_jobs(folder: Path) -> dict[str, str]:

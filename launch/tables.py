@@ -2,12 +2,14 @@
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from launch.paper import Table, paper_score, tables_for
 from launch.records import Group, Run, Spread, Study
+from launch.run_files import SCORES
 
 AMOUNTS = ("images", "step", "trained_steps", "seconds", "images_per_second")
 SPREAD = "Fractions in percent: the mean over n seeds (lowest to highest)."
@@ -45,13 +47,12 @@ def table_cells(study: Study, tables: Sequence[Table]) -> Cells:
 def score_names(runs: Sequence[Run]) -> tuple[str, ...]:
     """recall@1, recall@10, ..., r_precision, map@r, then the same for held-out classes, if any."""
     names = dict.fromkeys(key for run in runs for key in run.result if run.number(key) is not None)
-    scores = ("recall@", "r_precision", "map@r", "validation_")
-    return tuple(sorted((k for k in names if k.startswith(scores)), key=_score_order))
+    return tuple(sorted((k for k in names if k.startswith(SCORES)), key=_score_order))
 
 
 def _score_order(key: str) -> tuple[bool, bool, int]:
     _, _, k = key.partition("recall@")
-    return key.startswith("validation_"), not k, int(k) if k.isdigit() else 0
+    return key.startswith("validation_"), not k, int(k) if re.fullmatch("[0-9]{1,9}", k) else 0
 
 
 def remarks(study: Study, tables: Sequence[Table]) -> list[str]:

@@ -1,7 +1,9 @@
-"""How a program ends: its exit code, its last words, and a reader that leaves early, as in `... | head`."""
+"""How a program prints and ends: any name on any terminal, its exit code, its last words, and a reader
+that leaves early, as in `... | head`."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -32,9 +34,8 @@ def run_program(main: Callable[[], int]) -> NoReturn:
 
 
 def exit_code(main: Callable[[], int], reader_left: int = 0) -> int:
-    """Run `main` and return its exit code, or `reader_left` if the reader closes the pipe early.
-    What standard output cannot show, such as a path that is not UTF-8, is printed escaped."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    """Run `main` and return its exit code, or `reader_left` if the reader closes the pipe early."""
+    escape_unprintable()
     try:
         try:
             code = main()
@@ -46,6 +47,13 @@ def exit_code(main: Callable[[], int], reader_left: int = 0) -> int:
         discard_output()
         return reader_left
     return code
+
+
+def escape_unprintable() -> None:
+    """Print what the terminal's encoding lacks as \\u1234: a file name must not end a program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def discard_output() -> None:

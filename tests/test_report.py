@@ -217,7 +217,7 @@ def test_a_damaged_file_is_named(runs, report, capsys):
     _, table, _ = report(root)
     for name, file in (("bs20-seed0", "result.json"), ("bs40-seed0", "failed.json")):
         path = root.resolve() / "sop_batch_size" / name / file
-        assert f"- {name}: failed, {path} is damaged: it does not hold a JSON object" in table
+        assert f"- {name}: damaged, {path} is damaged: it does not hold a JSON object" in table
     assert row_of(table, "bs80")["n"] == "1"
     (root / "sop_batch_size" / "sweep.json").write_text("{}")
     assert main([str(root), "--out", "unused"]) == 2

@@ -379,7 +379,12 @@ def test_a_damaged_record_of_submissions_is_named(study, text):
 def test_a_damaged_file_of_a_run_is_named(study, file):
     study.folders["a"].mkdir()
     (study.folders["a"] / file).write_text("{")
-    assert f"{study.folders['a'] / file} is damaged" in study("--status", code=2)
+    said = study("--status")
+    assert row(said, "a").split()[1] == "damaged"
+    assert f"{study.folders['a'] / file} is damaged" in row(said, "a")
+    assert row(said, "b").split()[1] == "new"
+    assert "1 new, 1 damaged" in said
+    assert f"a-seed0: {study.folders['a'] / file} is damaged" in study(code=2)
 
 
 def test_a_damaged_line_is_skipped(study):

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from dml.errors import CheckpointError, NotFiniteError
 from dml.run_folder.files import sync_folder, write_synced
+from shards.files import remove
 
 FORMAT, VERSION = "dml-checkpoint", 1
 STATE, ASIDE = "state.json", ".writing"
@@ -54,7 +55,7 @@ def write(root: Path, name: str, state: Mapping[str, Any], tensors: Mapping[str,
     aside, final = root / ASIDE, root / name
     try:
         root.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
+        remove(aside)
         aside.mkdir()
         sums = {}
         for file, content in tensors.items():
@@ -65,8 +66,7 @@ def write(root: Path, name: str, state: Mapping[str, Any], tensors: Mapping[str,
         whole = {**head, "sha256": digest(head)}
         write_synced(aside / STATE, json.dumps(whole, indent=1).encode())
         sync_folder(aside)
-        if final.exists():  # left by an abandoned attempt; no checkpoint refers to it
-            shutil.rmtree(final)
+        remove(final)  # left by an abandoned attempt; no checkpoint refers to it
         aside.rename(final)
         sync_folder(root)
     except OSError as error:
@@ -106,7 +106,7 @@ def states(root: Path) -> dict[Path, dict[str, Any] | None]:
             try:
                 state = json.loads(path.read_bytes())["state"]
                 found[path.parent] = {"step": int(state["step"]), "best": state["best"]}
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 found[path.parent] = None
     return found
 
@@ -144,7 +144,7 @@ def read(folder: Path) -> Checkpoint:
             tensors[file] = load(data)
     except OSError as error:
         raise CheckpointError(f"{folder}: {error.filename}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = error if type(error) is ValueError else f"{STATE} is damaged"
         raise CheckpointError(f"{folder}: {reason}") from None
     return Checkpoint(folder, whole["state"], tensors)

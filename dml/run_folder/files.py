@@ -8,10 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shards.files import sync_file, sync_folder, try_lock, write_synced, write_whole
+from shards.files import (
+    no_follow,
+    open_lock,
+    regular,
+    sync_file,
+    sync_folder,
+    try_lock,
+    write_synced,
+    write_whole,
+)
 
 __all__ = [
+    "DamagedError",
     "Lines",
+    "open_lock",
     "read_json",
     "read_lines",
     "sync_folder",
@@ -21,38 +32,63 @@ __all__ = [
     "write_whole",
 ]
 
+LONGEST = 2**20  # bytes of a JSON file, and of a JSON line
+
+
+class DamagedError(ValueError):
+    """A file of a run that cannot be used; the text names it."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path} is damaged: {why}; restore or remove it")
+
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a file; None if there is no file. ValueError if it is damaged."""
+    """The object in a file; None if there is no file. DamagedError if it holds anything else."""
     try:
-        content = json.loads(path.read_bytes())
+        with open(path, "rb", opener=regular) as file:
+            data = file.read(LONGEST + 1)
     except FileNotFoundError:
         return None
-    except ValueError:
-        content = None
-    if isinstance(content, dict):
-        return content
-    raise ValueError(f"{path} is damaged: it does not hold a JSON object; restore or remove it")
+    except OSError as error:
+        raise DamagedError(path, str(error.strerror)) from None
+    content = parse_object(data)
+    if content is None:
+        raise DamagedError(path, "it does not hold a JSON object")
+    return content
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects in a file of JSON lines, without damaged lines (a killed run may leave half of
-    one); empty if there is no file."""
+    one); empty if there is no file. DamagedError if it has lines and none of them is an object."""
+    found, complete = [], False
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with open(path, "rb", opener=regular) as file:
+            while line := file.readline(LONGEST + 1):
+                if len(line) > LONGEST:
+                    raise DamagedError(path, f"a line is longer than {LONGEST:,} bytes")
+                complete = complete or line.endswith(b"\n")
+                content = parse_object(line)
+                found += [] if content is None else [content]
     except FileNotFoundError:
         return []
-    found = []
-    for line in text.splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return [line for line in found if isinstance(line, dict)]
+    except OSError as error:
+        raise DamagedError(path, str(error.strerror)) from None
+    if complete and not found:
+        raise DamagedError(path, "none of its lines is a JSON object")
+    return found
+
+
+def parse_object(data: bytes) -> dict[str, Any] | None:
+    """The JSON object in some bytes, or None if they hold anything else."""
+    try:
+        content = json.loads(data.decode()) if len(data) <= LONGEST else None
+    except (ValueError, RecursionError):  # ValueError: also not UTF-8, or a number of 5,000 digits
+        return None
+    return content if isinstance(content, dict) else None
 
 
 class Lines:
@@ -63,7 +99,7 @@ class Lines:
     """
 
     def __init__(self, path: Path, size: int | None) -> None:
-        self.file = path.open("ab")
+        self.file = os.fdopen(no_follow(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
         there = self.file.tell()
         self.lost = max(0, (size or 0) - there)
         self.file.truncate(there if size is None else min(size, there))

@@ -1,0 +1,119 @@
+"""The small files of a run's folder, read and checked: a damaged one is an error that names it."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dml.config import Config, load
+from dml.errors import ConfigError
+from dml.run_folder.files import DamagedError, read_json, read_lines
+from dml.run_folder.folder import RESULT
+
+FAILED, RESTARTS, PLAN, CONFIG = "failed.json", "restarts.json", "plan.json", "config.yaml"
+METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
+SCORES = ("recall@", "r_precision", "map@r", "validation_")  # how the names of scores begin
+AMOUNTS = ("images", "step", "trained_steps", "seconds", "world_size")
+
+Test = Callable[[object], bool]
+
+
+def is_whole(value: object) -> bool:
+    return type(value) is int and 0 <= value <= 10**15
+
+
+def is_amount(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1e15  # type: ignore[operator]
+
+
+def is_share(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1 + 1e-6  # type: ignore[operator]
+
+
+def is_speed(value: object) -> bool:
+    return type(value) in (int, float) and 1e-6 <= value <= 1e15  # type: ignore[operator]
+
+
+def is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def is_log(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(line, str) for line in value)
+
+
+def wrong_key(content: Mapping[str, Any], tests: Mapping[str, Test]) -> str | None:
+    """The first key whose value is not what it must be. A key may be absent, or null."""
+    wrong = (k for k, test in tests.items() if content.get(k) is not None and not test(content[k]))
+    return next(wrong, None)
+
+
+def read_checked(
+    path: Path, tests: Mapping[str, Test], required: str | None = None
+) -> dict[str, Any] | None:
+    """A JSON file, None if there is none; DamagedError if it is not as described."""
+    content = read_json(path)
+    if content is not None:
+        wrong = wrong_key(content, tests)
+        if wrong is None and required is not None and content.get(required) is None:
+            wrong = required
+        if wrong is not None:
+            raise DamagedError(path, f"{wrong} is missing or has a wrong value")
+    return content
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    tests: dict[str, Test] = {**dict.fromkeys(AMOUNTS, is_amount), "step": is_whole}
+    result = read_checked(folder / RESULT, {**tests, "steps_without_pairs": is_share}, "step")
+    for key in result or ():
+        if key.startswith(SCORES) and wrong_key(result or {}, {key: is_share}):
+            raise DamagedError(folder / RESULT, f"{key[:60]} is not a fraction")
+    return result
+
+
+def read_failed(folder: Path) -> dict[str, Any] | None:
+    return read_checked(folder / FAILED, {"reason": is_text, "log": is_log}, "reason")
+
+
+def read_restarts(folder: Path) -> dict[str, Any]:
+    """Empty if the run was never started again."""
+    tests = {"step": is_whole, "times": is_whole, "note": is_text}
+    return read_checked(folder / RESTARTS, tests) or {}
+
+
+def read_planned_steps(folder: Path) -> int | None:
+    steps: int | None = (read_checked(folder / PLAN, {"steps": is_whole}) or {}).get("steps")
+    return steps
+
+
+def read_config(folder: Path) -> Config:
+    """DamagedError if config.yaml cannot be read; ConfigError if this version does not accept it."""
+    path = folder / CONFIG
+    if path.exists() and not path.is_file():
+        raise DamagedError(path, "not a regular file")
+    try:
+        return load(path)
+    except ConfigError as error:
+        first = error.problems[0]
+        if first.key == str(path):  # a problem of the file, not of a key
+            raise DamagedError(path, first.rule) from None
+        raise
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    tests = {"step": is_whole, "split": is_text, "recall@1": is_share}
+    return _sound_lines(folder / METRICS, tests)
+
+
+def read_speeds(folder: Path) -> list[float]:
+    """Images per second of all processes together, in the order in which they were measured."""
+    lines = _sound_lines(folder / TIMING, {"step": is_whole, "images_per_second": is_speed})
+    return [speed for line in lines if (speed := line.get("images_per_second")) is not None]
+
+
+def _sound_lines(path: Path, tests: Mapping[str, Test]) -> list[dict[str, Any]]:
+    """The lines with a step; damaged lines are skipped, unless there are no others."""
+    lines = read_lines(path)
+    sound = [line for line in lines if "step" in line and wrong_key(line, tests) is None]
+    if lines and not sound:
+        raise DamagedError(path, "none of its lines is one that a run writes")
+    return sound
