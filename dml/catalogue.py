@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dml.rules import ANY, POSITIVE, Problem, at_least, did_you_mean, fit
+from dml.rules import ANY, POSITIVE, Problem, at_least, between, did_you_mean, fit, unknown_keys
 
 Parameter = float | int | bool
 
@@ -34,7 +34,7 @@ PARAMETER_RULES = {
     "beta": POSITIVE,
     "lam": ANY,
     "eps": at_least(0),
-    "bins": at_least(2),
+    "bins": between(2, 10**6),
     "mine": ANY,
 }
 PARAMETER_MEANINGS = {
@@ -57,16 +57,20 @@ def complete_loss(
         return {}, [Problem("name", name, "unknown loss", fix)]
     mining_is_optional = name not in MINING_SETTLED
     defaults = {**LOSS_PARAMETERS[name], **(MINING if mining_is_optional else {})}
-    parameters, problems = dict(defaults), []
+    parameters, problems = dict(defaults), list[Problem]()
+
+    def unknown(key: str, value: object) -> Problem:
+        fix = f"{did_you_mean(key, defaults)}{name} takes {', '.join(defaults)}"
+        return Problem(key, value, "unknown parameter", fix)
+
     for key, value in given.items():
         if key not in defaults:
-            fix = f"{did_you_mean(key, defaults)}{name} takes {', '.join(defaults)}"
-            problems.append(Problem(key, value, "unknown parameter", fix))
             continue
         try:
             parameters[key] = fit(value, type(defaults[key]), PARAMETER_RULES[key])
         except ValueError as rule:
             problems.append(Problem(key, value, str(rule), f"the default is {defaults[key]}"))
+    problems += unknown_keys(given, defaults, unknown)
     if mining_is_optional and not parameters["mine"]:
         if "eps" in given and given.get("mine", False) is False:
             rule_text = "eps has no effect without mine: true"

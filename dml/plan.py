@@ -5,19 +5,22 @@ python -m dml.plan --config configs/sop_bs1000.yaml --processes 8
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from dml.catalogue import DATASETS
 from dml.config import Config, add_arguments, load
 from dml.cost import loss_bytes_sent, loss_flops, loss_memory
 from dml.errors import ConfigError
-from dml.rules import Problem
+from dml.rules import MOST_STEPS, Problem
 from shards.output import exit_code
+
+LARGEST_MEMORY = 2**44  # bytes per process: 16 TiB, more than a machine has
+ASSUMED_SIZE = 224  # pixels of the side of an image where data.size leaves it to the backbone
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,9 @@ def plan(
     images = dataset.train_images if train_images is None else train_images
     held_out = None if classes is None else round(config.eval.validation_classes * classes)
     problems = list(_problems(config, processes, classes, images, held_out))
+    where = f"the plan of {config.run.name} for {processes} process{'es' * (processes != 1)}"
     if problems:
-        who = f"{processes} process{'es' * (processes != 1)}"
-        raise ConfigError(problems, f"the plan of {config.run.name} for {who}")
+        raise ConfigError(problems, where)
 
     m = config.batch.classes * config.batch.per_class
     b = m // processes
@@ -110,6 +113,9 @@ def plan(
         assert images is not None
         # the decimal as written: 1.1 in binary is slightly more and would add a step
         steps = math.ceil(Fraction(str(length.epochs)) * images / m)
+    if steps > MOST_STEPS:
+        problem = Problem("length", None, f"{steps:,} steps are too many", "train for less")
+        raise ConfigError([problem], where)
     return Plan(
         batch_size=m,
         processes=processes,
@@ -165,6 +171,17 @@ def _problems(
         text = "with several processes, each would normalise with the statistics of its own images"
         fix = "set model.batchnorm=frozen or model.batchnorm=synced"
         yield Problem("model.batchnorm", batchnorm, text, fix)
+    loader, size = config.data, config.data.size or ASSUMED_SIZE
+    batches = 1 + loader.workers * loader.prefetch
+    needed = batches * b * 3 * size**2
+    needed += loss_memory(m, config.model.embedding_size, processes, engine.tile)
+    if needed > LARGEST_MEMORY:
+        text = (
+            f"the images and the loss need {_size(needed)} of memory per process, for {batches:,} "
+            f"batches of {b:,} images"
+        )
+        fix = "lower batch.classes, data.workers or data.prefetch, or use more processes"
+        yield Problem("batch.classes", batch.classes, text, fix)
     if config.length.epochs is not None and images is None:
         text = f"the size of {config.data.dataset} is unknown until the shards are read"
         fix = "set length.steps or length.images"
@@ -173,7 +190,7 @@ def _problems(
 
 def built_sizes(config: Config) -> tuple[int | None, int | None]:
     """The numbers of training classes and images, if the shards are built already."""
-    if not (Path(config.data.shards) / "manifest.json").exists():
+    if not os.path.exists(os.path.join(config.data.shards, "manifest.json")):
         return None, None
     from shards.index import read_manifest  # imports numpy, which takes time
 

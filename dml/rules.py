@@ -6,11 +6,14 @@ The config reports all problems of a run together; `make_loss` applies the same 
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from numbers import Integral
 from typing import Any
+
+SHOWN = 60  # characters of a value in a text
+LISTED = 10  # unknown keys that are listed one by one
 
 
 @dataclass(frozen=True)
@@ -24,16 +27,63 @@ class Problem:
     source: str | None = None
 
     def __str__(self) -> str:
-        shown = repr(self.value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        given = "" if self.value is None and self.source is None else f" = {shown}"
+        given = "" if self.value is None and self.source is None else f" = {shown(self.value)}"
         source = f" ({self.source})" if self.source else ""
-        return f"{self.key}{given}{source}: {self.rule}; {self.fix}"
+        return f"{shortened(self.key, 200)}{given}{source}: {self.rule}; {self.fix}"
+
+
+def shown(value: object) -> str:
+    """repr(value), shortened without making the whole of it."""
+    text, parts = "", _parts(value)
+    while len(text) <= SHOWN and (part := next(parts, None)) is not None:
+        text += part
+    return shortened(text, SHOWN)
+
+
+def shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _parts(value: object) -> Iterator[str]:
+    """The text of repr(value), piece by piece."""
+    if isinstance(value, dict):
+        yield "{"
+        for i, (key, item) in enumerate(value.items()):
+            yield ", " * bool(i)
+            yield from _parts(key)
+            yield ": "
+            yield from _parts(item)
+        yield "}"
+    elif isinstance(value, list):
+        yield "["
+        for i, item in enumerate(value):
+            yield ", " * bool(i)
+            yield from _parts(item)
+        yield "]"
+    elif isinstance(value, str):
+        yield repr(value[: SHOWN + 1])
+    elif isinstance(value, int) and value.bit_length() > 1000:  # Python prints 4,300 digits at most
+        yield f"a number of about {round(value.bit_length() * math.log10(2)):,} digits"
+    else:
+        yield repr(value)
 
 
 def did_you_mean(word: object, choices: Iterable[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(str(word), list(choices), 1)
+    text = word if isinstance(word, str) else shown(word)
+    close = difflib.get_close_matches(text, list(choices), 1) if len(text) <= SHOWN else []
     return f"did you mean {prefix}{close[0]}? " if close else ""
+
+
+def unknown_keys(
+    given: Mapping[Any, Any], known: Container[Any], problem: Callable[[Any, Any], Problem]
+) -> list[Problem]:
+    """The problems of the keys that are not known; the last one stands for many."""
+    keys = [key for key in given if key not in known]
+    found = [problem(key, given[key]) for key in keys[:LISTED]]
+    if len(keys) > LISTED:
+        last = found[-1]
+        found[-1] = replace(last, key=f"{last.key} and {len(keys) - LISTED:,} more")
+    return found
 
 
 @dataclass(frozen=True)
@@ -49,9 +99,24 @@ def at_least(bound: int) -> Rule:
     return Rule(f"at least {bound}", lambda value: bool(value >= bound))
 
 
+def between(low: int, high: int) -> Rule:
+    return Rule(f"at least {low}, at most {high:,}", lambda value: bool(low <= value <= high))
+
+
 def one_of(choices: Iterable[str]) -> Rule:
     names = tuple(choices)
     return Rule(f"one of {', '.join(names)}", lambda value: value in names, names)
+
+
+def is_path(text: str) -> bool:
+    """Whether the operating system can take a text for a path."""
+    try:
+        names = text.encode().split(
+            b"/"
+        )  # not surrogates, which stand for bytes that are not UTF-8
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text and len(text) <= 2_000 and all(len(name) <= 255 for name in names)
 
 
 ANY = Rule("", lambda value: True)
@@ -82,14 +147,19 @@ def fit(value: object, kind: type, rule: Rule = ANY) -> Any:
     return value
 
 
-NOT_EMPTY = Rule("not empty", bool)
+PATH = Rule("a path, not empty", lambda text: bool(text) and is_path(text))
+MOST_STEPS = 10**9
+STEPS = between(1, MOST_STEPS)
 INCREASING = Rule(
-    "positive and strictly increasing", lambda ks: all(a < b for a, b in pairwise((0, *ks)))
+    f"positive and strictly increasing, at most {MOST_STEPS:,}",
+    lambda ks: all(a < b for a, b in pairwise((0, *ks, MOST_STEPS + 1))),
 )
 KS = Rule(f"not empty, {INCREASING.text}", lambda ks: bool(ks) and INCREASING.holds(ks))
 SEED = Rule("at least 0, below 2^63", lambda x: 0 <= x < 2**63)
 SHARE = Rule("at least 0 and below 1", lambda x: 0 <= x < 1)
 FOLDER_NAME = Rule(
-    "printable, without a slash, not empty, not starting with a dot",
-    lambda name: name.isprintable() and not re.match(r"$|\.|.*/", name),
+    "printable, without a slash, not empty, not starting with a dot, at most 200 bytes",
+    lambda name: (
+        name.isprintable() and not re.match(r"$|\.|.*/", name) and len(name.encode()) <= 200
+    ),
 )

@@ -5,7 +5,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
 from dml.config import parse
-from dml.rules import NOT_EMPTY, POSITIVE, Problem, Rule, at_least, did_you_mean, fit
+from dml.rules import POSITIVE, Problem, Rule, between, did_you_mean, fit, unknown_keys
 
 RESOURCE_HELP = {
     "nodes": "nodes per run",
@@ -22,6 +22,9 @@ RESOURCE_HELP = {
 }
 
 
+PRINTABLE = Rule("printable, not empty", lambda text: bool(text) and text.isprintable())
+
+
 def _key(rule: Rule, default: int | None, *, compare: bool = True) -> Any:
     return field(default=default, metadata={"rule": rule}, compare=compare)
 
@@ -34,16 +37,16 @@ class Resources:
     is not passed to Slurm, so it takes no part in the comparison.
     """
 
-    nodes: int = _key(at_least(1), 1)
-    processes_per_node: int = _key(at_least(1), 1)
-    gpus_per_node: int = _key(at_least(0), 0)
-    cpus_per_process: int = _key(at_least(1), 1)
-    minutes: int = _key(at_least(1), 60)
-    partition: str | None = _key(NOT_EMPTY, None)
-    account: str | None = _key(NOT_EMPTY, None)
-    constraint: str | None = _key(NOT_EMPTY, None)
-    memory_gb: int | None = _key(at_least(1), None)
-    parallel: int | None = _key(at_least(1), None)
+    nodes: int = _key(between(1, 10_000), 1)
+    processes_per_node: int = _key(between(1, 1_000), 1)
+    gpus_per_node: int = _key(between(0, 1_000), 0)
+    cpus_per_process: int = _key(between(1, 10_000), 1)
+    minutes: int = _key(between(1, 10**6), 60)
+    partition: str | None = _key(PRINTABLE, None)
+    account: str | None = _key(PRINTABLE, None)
+    constraint: str | None = _key(PRINTABLE, None)
+    memory_gb: int | None = _key(between(1, 10**6), None)
+    parallel: int | None = _key(between(1, 10**6), None)
     images_per_second: float | None = _key(POSITIVE, None, compare=False)
 
     @property
@@ -62,11 +65,17 @@ def flag(key: str) -> str:
 def read_resources(given: Mapping[str, object], report: Callable[[Problem], None]) -> Resources:
     """The resources of a `slurm:` section; every problem is reported and its key left at the default."""
     values: dict[str, Any] = {}
+
+    def unknown(key: str, value: object) -> Problem:
+        fix = f"{did_you_mean(key, KEYS)}slurm has {', '.join(KEYS)}"
+        return Problem(f"slurm.{key}", value, "unknown key", fix)
+
+    for problem in unknown_keys(given, KEYS, unknown):
+        report(problem)
     for key, value in given.items():
         if key not in KEYS:
-            fix = f"{did_you_mean(key, KEYS)}slurm has {', '.join(KEYS)}"
-            report(Problem(f"slurm.{key}", value, "unknown key", fix))
-        elif value is not None or type(None) not in get_args(_HINTS[key]):
+            continue
+        if value is not None or type(None) not in get_args(_HINTS[key]):
             try:
                 values[key] = _fit(key, value)
             except ValueError as error:

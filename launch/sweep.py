@@ -18,6 +18,7 @@ runs/NAME/; a run's name consists of its labels and its seed: bs20-embedding_siz
 """
 
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -28,15 +29,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dml.config import Config, Loss, load, parse
+from dml.config import Config, Loss, load, parse, read_yaml
 from dml.errors import ConfigError
 from dml.plan import Plan, built_sizes, plan
-from dml.rules import Problem, did_you_mean
+from dml.rules import Problem, did_you_mean, unknown_keys
 from launch.resources import Resources, read_resources
 
 LABEL = re.compile(r"\w[\w.+-]*")
 TEXT = re.compile(r"(?!(?:true|false|null)$)[A-Za-z_/.][\w/.+-]*", re.IGNORECASE)
 KEYS = ("base", "seeds", "set", "grid", "variants", "slurm")
+MOST_RUNS = 5_000
+SHOWN = 50  # problems
 FROM_THE_SWEEP = {"run.name", "run.seed"}  # made from the labels and the seeds
 
 Overrides = dict[str, str]  # section.key -> its value, as --set takes it
@@ -52,7 +55,8 @@ class SweepError(ValueError):
 
     def __str__(self) -> str:
         count = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}"
-        return "\n  ".join([f"{count} in {self.where}:", *self.problems])
+        more = [f"and {len(self.problems) - SHOWN:,} more"] * (len(self.problems) > SHOWN)
+        return "\n  ".join([f"{count} in {self.where}:", *self.problems[:SHOWN], *more])
 
 
 @dataclass(frozen=True)
@@ -116,15 +120,22 @@ def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
     """The runs of a sweep's file; SweepError lists every problem. sets: --set for every run."""
     path, problems = Path(path), _Problems()
     tree = _read_file(path)
-    for key in (key for key in tree if key not in KEYS):
+
+    def unknown(key: object, value: object) -> Problem:
         fix = f"{did_you_mean(key, KEYS)}a sweep has {', '.join(KEYS)}"
-        problems.add(Problem(str(key), tree[key], "unknown key", fix))
+        return Problem(str(key), value, "unknown key", fix)
+
+    for problem in unknown_keys(tree, KEYS, unknown):
+        problems.add(problem)
     files = _read_base(tree.get("base"), path, problems)
     seeds = _read_seeds(tree.get("seeds", [0]), problems)
     common = _read_point("set", "every run", tree.get("set", {}), problems)
     slurm = _mapping("slurm", tree.get("slurm", {}), problems) | common.slurm
     last = {key: value for key, _, value in (text.partition("=") for text in sets)}
     axes = _read_axes(tree, problems)
+    count = math.prod(map(len, axes.values())) * len(seeds)
+    if count > MOST_RUNS:
+        problems.add(f"{count:,} runs: the limit is {MOST_RUNS:,}; divide the sweep")
     if problems.runs:  # stop here: values of a broken part would be reported as missing
         read_resources(slurm, problems.add)
         raise SweepError(problems.lines(0), path)
@@ -170,12 +181,11 @@ def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
 
 def _read_file(path: Path) -> Mapping[str, Any]:
     try:
-        tree = parse(path.read_text(encoding="utf-8"))
+        tree = read_yaml(path)
     except OSError as error:
         raise SweepError([f"{path}: {error.strerror}; check the path"], path) from None
     except ValueError as error:
-        text = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise SweepError([f"{path}: {text}"], path) from None
+        raise SweepError([f"{path}: {error}"], path) from None
     if not isinstance(tree, dict):
         raise SweepError([f"{path}: is not a mapping; a sweep has {', '.join(KEYS)}"], path)
     return tree

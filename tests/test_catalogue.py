@@ -102,7 +102,7 @@ def test_all_problems_come_at_once() -> None:
 @pytest.mark.parametrize("bins", [1, 151.0, True, "151", [151]])
 def test_bins_is_a_whole_number_of_at_least_two(bins: object) -> None:
     assert lines("histogram", bins=bins) == [
-        f"bins = {bins!r}: must be a whole number, at least 2; the default is 151"
+        f"bins = {bins!r}: must be a whole number, at least 2, at most 1,000,000; the default is 151"
     ]
 
 

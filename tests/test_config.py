@@ -262,7 +262,7 @@ def test_all_problems_are_reported_together_each_with_value_source_rule_and_fix(
         ),
         (
             "  run.name = 'a/b' (bad.yaml): must be text, printable, without a slash, not empty,"
-            " not starting with a dot; for example run.name=my_run"
+            " not starting with a dot, at most 200 bytes; for example run.name=my_run"
         ),
         (
             "  data.dataset = 'sopp' (bad.yaml): must be text, one of sop, cub200, cars196, inshop,"
@@ -273,7 +273,10 @@ def test_all_problems_are_reported_together_each_with_value_source_rule_and_fix(
             " batch has classes, per_class"
         ),
         "  batch.classes: is required; for example batch.classes=16",
-        "  batch.per_class = 1 (bad.yaml): must be a whole number, at least 2; the default is 5",
+        (
+            "  batch.per_class = 1 (bad.yaml): must be a whole number, at least 2, at most 1,000,000;"
+            " the default is 5"
+        ),
         (
             "  model.lr = 1e-05 (bad.yaml): unknown key; did you mean optim.lr?"
             " model has backbone, weights, embedding_size, batchnorm"
@@ -372,7 +375,7 @@ def test_an_empty_section_is_not_a_mapping() -> None:
         ("loss.mine=true", "unknown parameter"),
         ("engine.precision=fp61", "one of fp32, bf16"),
         ("engine.tile=0", "at least 1"),
-        ("engine.micro_batch=0", "at least 1, or null"),
+        ("engine.micro_batch=0", "at least 1, at most 1,000,000,000, or null"),
         ("engine.precision=fp16", "one of fp32, bf16"),
         ("optim.lr=0", "above 0"),
         ("optim.weight_decay=-1", "at least 0"),
@@ -383,13 +386,13 @@ def test_an_empty_section_is_not_a_mapping() -> None:
         ("optim.schedule=step", "needs optim.milestones"),
         ("optim.gamma=0", "above 0"),
         ("optim.warmup_steps=-1", "at least 0"),
-        ("length.steps=0", "above 0"),
+        ("length.steps=0", "at least 1"),
         ("length.steps=1.5", "must be a whole number"),
         ("length.epochs=-1", "above 0"),
         ("length.steps=null", "must have exactly one of steps, epochs, images"),
         ("eval.ks=[]", "not empty"),
         ("eval.ks=[10, 1]", "strictly increasing"),
-        ("eval.every_steps=0", "at least 1, or null"),
+        ("eval.every_steps=0", "at least 1, at most 1,000,000,000, or null"),
         ("eval.validation_classes=1", "at least 0 and below 1"),
         ("eval.validation_classes=0.1", "without eval.every_steps"),
         ("save.every_minutes=0", "above 0"),
@@ -429,7 +432,7 @@ def test_allowed_combinations_round_trip(sets: list[str]) -> None:
 
 @given(
     name=st.text(st.characters(codec="utf-8"), min_size=1).filter(
-        lambda s: s.isprintable() and "/" not in s and not s.startswith(".")
+        lambda s: s.isprintable() and not re.match(r"\.|.*/", s) and len(s.encode()) <= 200
     ),
     lr=st.floats(min_value=0, exclude_min=True, allow_infinity=False),
     seed=st.integers(min_value=0, max_value=2**63 - 1),
@@ -520,14 +523,19 @@ def test_the_page_has_every_loss_with_its_parameters() -> None:
     [
         ("run.seed", ["whole number", "`0`", "at least 0, below 2^63", ""]),
         ("optim.lr", ["number", "`1e-5`", "above 0", ""]),
-        ("data.workers", ["whole number", "`4`", "at least 0", "may change"]),
-        ("data.size", ["whole number or null", "`null`", "at least 1", ""]),
-        ("batch.classes", ["whole number", "required", "at least 2", ""]),
+        ("data.workers", ["whole number", "`4`", "at least 0, at most 1,000", "may change"]),
+        ("data.size", ["whole number or null", "`null`", "at least 1, at most 10,000", ""]),
+        ("batch.classes", ["whole number", "required", "at least 2, at most 10,000,000", ""]),
         ("eval.untrained", ["true or false", "`false`", "", ""]),
         ("engine.precision", ["text", "`fp32`", "one of `fp32`, `bf16`, `fp64`", ""]),
         (
             "optim.milestones",
-            ["list of whole numbers", "`[]`", "positive and strictly increasing", ""],
+            [
+                "list of whole numbers",
+                "`[]`",
+                "positive and strictly increasing, at most 1,000,000,000",
+                "",
+            ],
         ),
     ],
 )

@@ -257,10 +257,10 @@ slurm: {node: 2}
         ("variants: []", "variants = []: must be a mapping"),
         (
             "slurm: {nodes: 0}",
-            "slurm.nodes = 0: must be a whole number, at least 1; the default is 1",
+            "slurm.nodes = 0: must be a whole number, at least 1, at most 10,000; the default is 1",
         ),
         ("slurm: {nodes: null}", "slurm.nodes: must be a whole number"),
-        ("slurm: {partition: 3}", "slurm.partition = 3: must be text, not empty"),
+        ("slurm: {partition: 3}", "slurm.partition = 3: must be text, printable, not empty"),
         (
             "slurm: {images_per_second: 0}",
             "slurm.images_per_second = 0: must be a finite number, ab",

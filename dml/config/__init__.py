@@ -22,7 +22,7 @@ from dml.config.sections import (
     Run,
     Save,
 )
-from dml.config.yaml12 import parse
+from dml.config.yaml12 import parse, read_yaml
 from dml.errors import ConfigError
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "flatten",
     "load",
     "parse",
+    "read_yaml",
     "to_dict",
     "to_yaml",
 ]

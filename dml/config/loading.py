@@ -16,9 +16,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dml.catalogue import DATASETS, complete_loss
 from dml.config.sections import KEYS, SECTIONS, Config, Loss
-from dml.config.yaml12 import dump, parse
+from dml.config.yaml12 import dump, parse, read_yaml
 from dml.errors import ConfigError
-from dml.rules import ANY, Problem, Rule, did_you_mean, fit, one_of
+from dml.rules import ANY, Problem, Rule, did_you_mean, fit, one_of, unknown_keys
+
+MOST_FILES = 100  # that a config reads; a file that is extended twice counts twice
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,24 @@ class _Layer:
 _Merged = dict[str, dict[str, tuple[object, str]]]
 
 
-def _read_file(path: Path, chain: tuple[Path, ...], problems: list[Problem]) -> list[_Layer]:
-    """The layers of a file: those of the files it extends, then its own."""
+class _TooManyFiles(Exception):
+    """The files extend each other too often: their number may be exponential in the depth."""
+
+
+def _read_file(
+    path: Path, chain: tuple[Path, ...], problems: list[Problem], files: list[Path]
+) -> list[_Layer]:
+    """The layers of a file: those of the files it extends, then its own. files: all that were read
+    so far."""
+    files.append(path)
+    if len(files) > MOST_FILES:
+        raise _TooManyFiles
     fix = f"a config is a YAML file of sections ({', '.join(SECTIONS)})"
     try:
         if path.resolve() in chain:
             fix = "remove one of these extends"
             raise ValueError("extends itself, directly or through other files")
-        tree = parse(path.read_text(encoding="utf-8"))
+        tree = read_yaml(path)
         if tree is None:
             raise ValueError("is empty")
         if not isinstance(tree, dict):
@@ -53,19 +65,23 @@ def _read_file(path: Path, chain: tuple[Path, ...], problems: list[Problem]) -> 
         problems.append(Problem(str(path), None, str(error.strerror), "check the path"))
         return []
     except (TypeError, ValueError, RuntimeError) as error:
-        rule = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        problems.append(Problem(str(path), None, rule, fix))
+        problems.append(Problem(str(path), None, str(error), fix))
         return []
     layers, sections = [], {}
     for base in bases:
         # normpath keeps messages short: configs/sop.yaml, not configs/presets/../sop.yaml
         where = Path(os.path.normpath(path.parent / base))
-        layers += _read_file(where, (*chain, path.resolve()), problems)
+        layers += _read_file(where, (*chain, path.resolve()), problems, files)
+
+    def unknown(name: object, section: object) -> Problem:
+        fix = f"{did_you_mean(name, SECTIONS)}the sections are {', '.join(SECTIONS)}"
+        return Problem(str(name), section, "unknown section", fix, str(path))
+
+    problems += unknown_keys(tree, SECTIONS, unknown)
     for name, section in tree.items():
         if name not in SECTIONS:
-            fix = f"{did_you_mean(name, SECTIONS)}the sections are {', '.join(SECTIONS)}"
-            problems.append(Problem(str(name), section, "unknown section", fix, str(path)))
-        elif isinstance(section, dict):
+            continue
+        if isinstance(section, dict):
             sections[name] = {str(key): value for key, value in section.items()}
         else:
             fix = f"write {name}: {{key: value}}, or remove it"
@@ -75,6 +91,7 @@ def _read_file(path: Path, chain: tuple[Path, ...], problems: list[Problem]) -> 
 
 def _read_sets(sets: Iterable[str], problems: list[Problem]) -> _Layer:
     sections: dict[str, dict[str, object]] = {}
+    elsewhere: dict[str, object] = {}
     for text in sets:
         path, equals, value = text.partition("=")
         section, _, key = path.partition(".")
@@ -82,13 +99,18 @@ def _read_sets(sets: Iterable[str], problems: list[Problem]) -> _Layer:
             fix = "for example --set batch.classes=16"
             problems.append(Problem(f"--set {text}", None, "must be section.key=value", fix))
         elif section not in SECTIONS:
-            fix = f"{did_you_mean(section, SECTIONS)}the sections are {', '.join(SECTIONS)}"
-            problems.append(Problem(path, value, "unknown section", fix, "--set"))
+            elsewhere[path] = value
         else:
             try:
                 sections.setdefault(section, {})[key] = parse(value)
             except ValueError as error:
                 problems.append(Problem(path, value, str(error), "quote the value", "--set"))
+
+    def unknown(path: str, value: object) -> Problem:
+        fix = f"{did_you_mean(path.partition('.')[0], SECTIONS)}the sections are {', '.join(SECTIONS)}"
+        return Problem(path, value, "unknown section", fix, "--set")
+
+    problems += unknown_keys(elsewhere, (), unknown)
     return _Layer("--set", sections)
 
 
@@ -115,12 +137,15 @@ def _read_section(name: str, given: Mapping[str, object], problems: list[Problem
     """The section as its dataclass, or None if it has problems."""
     section, known = SECTIONS[name], len(problems)
     hints, settings = get_type_hints(section), {f.name: f for f in fields(section)}
-    for key in (key for key in given if key not in settings):
+
+    def unknown(key: str, value: object) -> Problem:
         elsewhere = [path for path in KEYS if path.endswith(f".{key}")]
         close = did_you_mean(key, settings, f"{name}.")
         close = f"did you mean {elsewhere[0]}? " if len(elsewhere) == 1 else close
         fix = f"{close}{name} has {', '.join(settings)}"
-        problems.append(Problem(f"{name}.{key}", given[key], "unknown key", fix))
+        return Problem(f"{name}.{key}", value, "unknown key", fix)
+
+    problems += unknown_keys(given, settings, unknown)
     values: dict[str, object] = {}
     for key, f in settings.items():
         path, example = f"{name}.{key}", f.metadata.get("example")
@@ -186,7 +211,13 @@ def load(paths: str | Path | Sequence[str | Path], sets: Sequence[str] = ()) -> 
     paths = [paths] if isinstance(paths, str | Path) else paths
     where = ", ".join(map(str, paths)) or "the command line"
     problems: list[Problem] = []
-    layers = [layer for path in paths for layer in _read_file(Path(path), (), problems)]
+    files: list[Path] = []
+    try:
+        layers = [layer for path in paths for layer in _read_file(Path(path), (), problems, files)]
+    except _TooManyFiles:
+        fix = "a file that is extended twice is read twice; extend it once"
+        problem = Problem("extends", None, f"more than {MOST_FILES} files are read", fix)
+        raise ConfigError([problem], where) from None
     unread = any(problem.source is None for problem in problems)
     merged = _overlay([*layers, _read_sets(sets, problems)])
     if unread:  # settings of a file that was not read must not be reported as missing

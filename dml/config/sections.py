@@ -14,18 +14,22 @@ from dml.rules import (
     FOLDER_NAME,
     INCREASING,
     KS,
-    NOT_EMPTY,
+    MOST_STEPS,
+    PATH,
     POSITIVE,
     SEED,
     SHARE,
+    STEPS,
     Rule,
     at_least,
+    between,
     one_of,
 )
 
+MOST_PIXELS = 10_000
 BACKBONE = Rule(
     f"one of {', '.join(BACKBONES)}, or timm:NAME",
-    lambda name: name in BACKBONES or re.fullmatch(r"timm:.+", name) is not None,
+    lambda name: name in BACKBONES or re.fullmatch(r"timm:[!-~]+", name) is not None,
     BACKBONES,
 )
 
@@ -52,9 +56,9 @@ class Run:
     """What the run is called, where it is kept, and its seed."""
 
     name: str = key("name of the run's folder inside `run.dir`", rule=FOLDER_NAME, example="my_run")
-    dir: str = key("the folder that holds the runs", default="runs", rule=NOT_EMPTY, execution=True)
+    dir: str = key("the folder that holds the runs", default="runs", rule=PATH, execution=True)
     seed: int = key("seed of the random weights, the batches and the crops", default=0, rule=SEED)
-    log_steps: int = key("steps between two lines of metrics.jsonl", default=10, rule=at_least(1))
+    log_steps: int = key("steps between two lines of metrics.jsonl", default=10, rule=STEPS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,26 +72,29 @@ class Data:
     )
     shards: str = key(
         "the folder that `shards/build.py` wrote",
-        rule=NOT_EMPTY,
+        rule=PATH,
         example="data/sop",
         execution=True,
     )
     workers: int = key(
-        "loader processes per training process", default=4, rule=at_least(0), execution=True
+        "loader processes per training process", default=4, rule=between(0, 1000), execution=True
     )
     prefetch: int = key(
-        "batches that each loader process keeps ready", default=2, rule=at_least(1), execution=True
+        "batches that each loader process keeps ready",
+        default=2,
+        rule=between(1, 1000),
+        execution=True,
     )
     size: int | None = key(
         "side of the crop in pixels; null: the size the backbone expects",
         default=None,
-        rule=at_least(1),
+        rule=between(1, MOST_PIXELS),
         example=64,
     )
     resize: int | None = key(
         "short side of a test image before its centre crop; null: in proportion to `data.size`",
         default=None,
-        rule=at_least(1),
+        rule=between(1, MOST_PIXELS),
         example=72,
     )
 
@@ -96,9 +103,11 @@ class Data:
 class Batch:
     """The global batch: P classes x M images, divided among the processes."""
 
-    classes: int = key("P, the number of classes in a global batch", rule=at_least(2), example=16)
+    classes: int = key(
+        "P, the number of classes in a global batch", rule=between(2, 10**7), example=16
+    )
     # with one image per class no anchor would have a positive
-    per_class: int = key("M, the number of images of each class", default=5, rule=at_least(2))
+    per_class: int = key("M, the number of images of each class", default=5, rule=between(2, 10**6))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +120,11 @@ class Model:
     weights: str | None = key(
         "a file; `pretrained`: the weights that an installed package carries; null: random",
         default=None,
-        rule=NOT_EMPTY,
+        rule=PATH,
         example="weights/x.pth",
     )
     embedding_size: int = key(
-        "d, the number of dimensions of an embedding", default=512, rule=at_least(1)
+        "d, the number of dimensions of an embedding", default=512, rule=between(1, 100_000)
     )
     batchnorm: Literal["frozen", "synced", "local"] = key(
         "`frozen` keeps the statistics and trains scale and shift; `synced` uses the statistics of "
@@ -149,13 +158,13 @@ class Engine:
     tile: int = key(
         "rows and columns of the similarity matrix in one tile",
         default=1024,
-        rule=at_least(1),
+        rule=between(1, 10**6),
         execution=True,
     )
     micro_batch: int | None = key(
         "images per micro-batch and process (gradient caching); null: all images at once",
         default=None,
-        rule=at_least(1),
+        rule=between(1, 10**9),
         example=32,
         execution=True,
     )
@@ -193,14 +202,16 @@ class Optim:
         default=0.1,
         rule=POSITIVE,
     )
-    warmup_steps: int = key("steps of linear warm-up at the start", default=0, rule=at_least(0))
+    warmup_steps: int = key(
+        "steps of linear warm-up at the start", default=0, rule=between(0, MOST_STEPS)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
     """How long to train: give exactly one of the three."""
 
-    steps: int | None = key("updates of the model", default=None, rule=POSITIVE, example=3000)
+    steps: int | None = key("updates of the model", default=None, rule=STEPS, example=3000)
     epochs: float | None = key(
         "passes over the training images",
         default=None,
@@ -210,7 +221,7 @@ class Length:
     images: int | None = key(
         "images seen in total, rounded up to whole steps",
         default=None,
-        rule=POSITIVE,
+        rule=between(1, 10**15),
         example=240_000,
     )
 
@@ -226,7 +237,7 @@ class Eval:
     every_steps: int | None = key(
         "steps between evaluations; null: evaluate at the end only",
         default=None,
-        rule=at_least(1),
+        rule=STEPS,
         example=500,
     )
     validation_classes: float = key(
@@ -238,7 +249,7 @@ class Eval:
         "stop after this many evaluations of the held-out classes without a better one; null: never; "
         "needs `eval.validation_classes`",
         default=None,
-        rule=at_least(1),
+        rule=STEPS,
         example=5,
     )
     untrained: bool = key("also evaluate the test classes before the first step", default=False)

@@ -1,23 +1,48 @@
-"""YAML with the scalars of version 1.2.
+"""YAML with the scalars of version 1.2, of bounded size.
 
-PyYAML follows version 1.1, which reads 1e-5 as text, 010 as 8, 1:30 as 90 and no as false.
+PyYAML follows version 1.1, which reads 1e-5 as text, 010 as 8, 1:30 as 90 and no as false. It also
+expands aliases of aliases without limit: some lines of YAML can stand for more than fits into memory.
 """
 
 import re
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+# Characters of a file, and of the value with every alias expanded. The largest of our own has 4,000.
+LONGEST = 2**19
+DEEPEST = 50  # levels of lists and mappings
+TOO_DEEP = f"lists or mappings are nested more than {DEEPEST} levels deep"
+ENDLESS = (2 * LONGEST, 0)  # a node counts at least one character, which `{a, b}` does not spend
+DIGITS = 400  # of a number; the largest that is finite has 309
+TAG = "tag:yaml.org,2002:"
 
 
 class _Reader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep)
-        keys = [key.value for key, _ in node.value]
-        twice = [key for key in keys if keys.count(key) > 1]
+        keys = Counter(key.value for key, _ in node.value)
+        twice = [key for key, count in keys.items() if count > 1]
         if twice:
-            text = f"the key {twice[0]!r} appears twice"
+            text = f"the key {twice[0][:60]!r} appears twice"
             raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
         return mapping
+
+    def flatten_mapping(self, node: Any) -> None:
+        """Version 1.2 has no merge keys (<<)."""
+
+    def construct_number(self, node: Any) -> int | float:
+        text = self.construct_scalar(node).replace("_", "")
+        kind = int if node.tag == f"{TAG}int" else float
+        try:
+            if len(text) <= DIGITS:
+                return kind(text)
+            problem = f"a number of {len(text):,} digits"
+        except ValueError:
+            problem = f"{text[:60]!r} is not a number"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 class _Writer(yaml.SafeDumper):
@@ -29,22 +54,73 @@ for _tag, _pattern in [
     ("null", r"null|~|"),
     ("bool", r"true|True|false|False"),
     ("int", r"[-+]?(0|[1-9][0-9_]*)"),
-    ("float", r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"),
+    ("float", r"[-+]?([0-9][0-9_]*(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?"),
 ]:
     _regex = re.compile(rf"^(?:{_pattern})$")
-    yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _regex, None, _Reader, _Writer)
+    yaml.add_implicit_resolver(f"{TAG}{_tag}", _regex, None, _Reader, _Writer)
+_Reader.yaml_constructors = dict(_Reader.yaml_constructors)
+for _tag in ("timestamp", "binary", "omap", "pairs", "set"):  # no value of a config
+    del _Reader.yaml_constructors[f"{TAG}{_tag}"]
+for _tag in ("int", "float"):
+    _Reader.add_constructor(f"{TAG}{_tag}", _Reader.construct_number)
+
+
+def read_yaml(path: Path) -> Any:
+    """The value of a YAML file. OSError if it cannot be read; ValueError as for `parse`."""
+    with path.open("rb") as file:
+        data = file.read(LONGEST + 1)
+    if len(data) > LONGEST:
+        raise ValueError(f"is longer than {LONGEST:,} bytes")
+    try:
+        return parse(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8") from None
 
 
 def parse(text: str) -> Any:
     """The value of a YAML text; ValueError says in one line what is wrong with it."""
+    if len(text) > LONGEST:
+        raise ValueError(f"is longer than {LONGEST:,} characters")
     try:
-        return yaml.load(text, _Reader)
+        reader = _Reader(text)
+        node = reader.get_single_node()
+        if node is None:
+            return None
+        _measure(node, {}, DEEPEST)
+        return reader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise ValueError(f"line {line} is not YAML: {error.problem}") from None
-    # an explicit tag on the wrong text (!!bool x, !!int "") fails inside PyYAML with other errors
-    except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError) as error:
+    except RecursionError:
+        raise ValueError(f"not YAML: {TOO_DEEP}") from None
+    # an explicit tag on the wrong text (!!bool x) fails inside PyYAML with other errors
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
         raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
+
+
+def _measure(node: Any, known: dict[int, tuple[int, int]], levels: int) -> tuple[int, int]:
+    """How long and how deeply nested a node is with every alias expanded; an error if it is too long
+    or has more than so many levels. known: by the id of a node."""
+    length, depth = known.get(id(node), (0, 0))
+    if not length and levels:
+        known[id(node)] = ENDLESS  # an alias inside its own anchor
+        if isinstance(node, yaml.ScalarNode):
+            parts = []
+        elif isinstance(node, yaml.MappingNode):
+            parts = [_measure(each, known, levels - 1) for pair in node.value for each in pair]
+        else:
+            parts = [_measure(each, known, levels - 1) for each in node.value]
+        own = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+        length = 1 + own + sum(length for length, _ in parts)
+        depth = 1 + max((depth for _, depth in parts), default=0)
+        known[id(node)] = length, depth
+    if length >= ENDLESS[0]:
+        problem = f"its aliases (*) stand for more than {LONGEST:,} characters"
+    elif not levels or depth > levels:
+        problem = TOO_DEEP
+    else:
+        return length, depth
+    raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def dump(tree: object) -> str:
