@@ -32,10 +32,10 @@ from typing import Any
 from dml.config import Config, Loss, load, parse, read_yaml
 from dml.errors import ConfigError
 from dml.plan import Plan, built_sizes, plan
-from dml.rules import Problem, did_you_mean, unknown_keys
+from dml.rules import Problem, did_you_mean, shortened, unknown_keys
 from launch.resources import Resources, read_resources
 
-LABEL = re.compile(r"\w[\w.+-]*")
+LABEL = re.compile(r"\w[\w.+-]{0,99}")
 TEXT = re.compile(r"(?!(?:true|false|null)$)[A-Za-z_/.][\w/.+-]*", re.IGNORECASE)
 KEYS = ("base", "seeds", "set", "grid", "variants", "slurm")
 MOST_RUNS = 5_000
@@ -151,12 +151,12 @@ def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
         given = {k: v for layer in layers for k, v in layer.items() if k.startswith("loss.")}
         for key in sorted(given.keys() - overrides.keys()):
             text = (
-                f"{key} = {given[key]}: is lost, because a later layer sets another loss.name; set it "
+                f"{key} = {shortened(given[key], 60)}: is lost, because a later layer sets another loss.name; set it "
                 "beside that loss.name"
             )
             problems.add(text, name)
         for key in sorted(FROM_THE_SWEEP & overrides.keys()):
-            problems.add(f"{key} = {overrides[key]}: the sweep sets it; remove it")
+            problems.add(f"{key} = {shortened(overrides[key], 60)}: the sweep sets it; remove it")
         overrides |= {
             "run.name": as_text(name),
             "run.dir": _inside(overrides.get("run.dir", "runs"), path.stem),
@@ -236,7 +236,7 @@ def _read_axes(tree: Mapping[str, Any], problems: _Problems) -> dict[str, list[_
 
 def _read_point(axis: str, label: object, value: object, problems: _Problems) -> _Point:
     if not LABEL.fullmatch(str(label)) and axis != "set":
-        fix = "use letters, digits, and . + - _ after the first"
+        fix = "use at most 100 letters, digits, and . + - _ after the first"
         problems.add(Problem(axis, label, "not a label", fix))
     if not isinstance(value, dict):
         if "." not in axis:
