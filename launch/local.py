@@ -8,13 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 from launch.job import job_of, process_environment
 from launch.outcome import LOCAL_PREFIX, STARTED, record_outcome
 from launch.run_files import FAILED
 from launch.status import hold_run
 from launch.submission import ROOT, STRAGGLER_SECONDS
-from launch.sweep import SweepRun
+from launch.sweep import SweepError, SweepRun
+from shards.files import no_follow
 
 LOGS = "local"
 
@@ -44,7 +46,7 @@ def start(argv: Sequence[str], logs: Sequence[Path], lock: int) -> list["subproc
     port, started, count = free_port(), [], len(logs)
     for rank, log in enumerate(logs):
         variables = process_environment(rank, rank, count, count, "127.0.0.1", port)
-        with log.open("ab") as out:
+        with open_log(log) as out:
             out.write(f"{LOCAL_PREFIX}{STARTED}{count} processes\n".encode())
             out.flush()
             started.append(
@@ -59,6 +61,14 @@ def start(argv: Sequence[str], logs: Sequence[Path], lock: int) -> list["subproc
                 )
             )
     return started
+
+
+def open_log(path: Path) -> IO[bytes]:
+    try:
+        return open(path, "ab", opener=no_follow)
+    except OSError as error:
+        text = f"the log {path} cannot be written: {error.strerror}; remove it"
+        raise SweepError([text], path.parent) from None
 
 
 def wait(processes: Sequence["subprocess.Popen[bytes]"], update: Callable[[], None]) -> int:

@@ -13,6 +13,7 @@ from pictures import make_folder
 from dml.errors import CheckpointError
 from dml.run_folder import checkpoint
 from dml.run_folder.files import Lines, write_json
+from launch.local import open_log
 from launch.report import main as report
 from launch.slurm_commands import SlurmError
 from launch.status import LOCAL_LOCK, hold_run, is_running_here
@@ -105,6 +106,16 @@ def test_the_locks_of_the_launcher(tmp_path, victim):
         pass
     with pytest.raises(OSError, match="a symbolic link"):
         is_running_here(tmp_path)
+
+
+def test_the_logs_of_the_launcher(tmp_path, victim):
+    (tmp_path / "a_0.log").symlink_to(victim)
+    with pytest.raises(SweepError, match=r"a_0\.log cannot be written: a symbolic link"):
+        open_log(tmp_path / "a_0.log")
+    for text in (b"one", b"two"):
+        with open_log(tmp_path / "b_0.log") as log:
+            log.write(text)
+    assert (tmp_path / "b_0.log").read_bytes() == b"onetwo"
 
 
 def test_the_journal(tmp_path, victim):
