@@ -17,13 +17,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
 from dml.config import EXECUTION, Config, flatten, load, to_yaml
 from dml.errors import ConfigError, RunError
 from dml.plan import Plan
-from dml.run_folder.files import try_lock, write_json, write_whole
+from dml.run_folder.files import open_lock, try_lock, write_json, write_whole
 
 RESULT = "result.json"
 PATIENCE = 5.0  # seconds
@@ -40,10 +41,12 @@ def open_folder(config: Config) -> IO[str]:
     path = folder / "config.yaml"
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        lock = hold(folder)
-        if path.exists():
-            refuse_another(folder, load(path), config)
-        write_whole(path, to_yaml(config).encode())
+        with ExitStack() as unless_refused:
+            lock = unless_refused.enter_context(hold(folder))
+            if path.exists():
+                refuse_another(folder, load(path), config)
+            write_whole(path, to_yaml(config).encode())
+            unless_refused.pop_all()
     except OSError as error:
         raise RunError(
             f"the run's folder {folder} cannot be written: {error.strerror}; set run.dir to a "
@@ -59,7 +62,7 @@ def open_folder(config: Config) -> IO[str]:
 def hold(folder: Path) -> IO[str]:
     """Lock the folder. A process that was killed may hold it for a moment, so wait a little."""
     try:
-        file = (folder / ".lock").open("w")
+        file = open_lock(folder / ".lock")
         free = try_lock(file, patience=PATIENCE)
     except OSError as error:
         raise RunError(f"{folder}/.lock cannot be locked: {error.strerror}") from None
