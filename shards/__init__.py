@@ -9,7 +9,7 @@
 - `images` (check, load): checks images by decoding them
 - `pack` (Packer, atomic_folder): writes tars, index and manifest
 - `index` (Index, ImageReader, load_index, read_manifest, load_npy): reads them
-- `workers` (in_order): a parallel map
+- `workers` (in_order, end_with_parent): a parallel map
 - `files` (write_whole, write_synced, read_bounded, check_size, sync_file, sync_folder, remove, regular,
   no_follow, open_lock, is_locked, try_lock): atomic writes, bounded reads and locks
 - `cores` (available_cores): counts cores
