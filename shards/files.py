@@ -33,9 +33,10 @@ def check_size(path: Path, most: int = MEMORY // 2) -> None:
 
 
 def read_bounded(path: Path, most: int = MEMORY // 2) -> bytes:
-    """The content of a file; OSError as `check_size`."""
+    """The content of a regular file; OSError as `check_size`."""
     check_size(path, most)
-    return path.read_bytes()
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shards.files import read_bounded
+from shards.files import check_size
 
 # Bytes of a file. An image that passes Pillow's limit of pixels is smaller even without compression.
 LARGEST_IMAGE = 2**30
@@ -50,7 +50,8 @@ class FileItem(Item):
     path: Path
 
     def encoded(self) -> bytes:
-        return read_bounded(self.path, LARGEST_IMAGE)
+        check_size(self.path, LARGEST_IMAGE)
+        return self.path.read_bytes()
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,12 @@ def spoil(path, change):
     path.write_bytes(change(path.read_bytes()))
 
 
+def pipe(path):
+    """Opening it would wait for a writer."""
+    path.unlink()
+    os.mkfifo(path)
+
+
 def with_integers(run):
     weights = load_file(run / "model.safetensors")
     save_file(weights | {"head.bias": weights["head.bias"].int()}, run / "model.safetensors")
@@ -180,6 +186,7 @@ def test_the_checksum_of_the_model_is_that_of_the_result(tmp_path):
         (lambda run: spoil(run / "model.safetensors", lambda b: b[:-9]), "is damaged"),
         (lambda run: spoil(run / "model.safetensors", lambda b: b""), "is damaged"),
         (lambda run: os.truncate(run / "model.safetensors", 2**42), "more than the"),
+        (lambda run: pipe(run / "model.safetensors"), "not a regular file"),
         (
             lambda run: put(run / "result.json", json.dumps({"model_sha256": "0" * 64})),
             "is damaged (its checksum differs from that in result.json): copy it again",
@@ -678,6 +685,9 @@ def test_bad_queries_are_explained(run, photos, photo_set, spoiled, tmp_path, ca
         (lambda folder: os.truncate(folder / "info.json", 2**42), "not a folder of embeddings"),
         (lambda folder: os.truncate(folder / "index.jsonl", 2**42), "more than the"),
         (lambda folder: os.truncate(folder / "embeddings.npy", 2**42), "more than the"),
+        (lambda folder: pipe(folder / "embeddings.npy"), "not a regular file"),
+        (lambda folder: pipe(folder / "index.jsonl"), "not a regular file"),
+        (lambda folder: pipe(folder / "info.json"), "not a folder of embeddings"),
         (
             lambda folder: spoil(
                 folder / "embeddings.npy",

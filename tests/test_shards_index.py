@@ -370,8 +370,12 @@ def test_a_sparse_shard_with_an_image_larger_than_any(copy):
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "index.npy"])
-def test_a_device_is_no_file(copy, name):
+def test_a_device_or_a_pipe_is_no_file(copy, name):
     (copy / name).unlink()
     (copy / name).symlink_to("/dev/zero")
     with pytest.raises(ShardError, match="it is a device"):
+        load_index(copy)
+    (copy / name).unlink()
+    os.mkfifo(copy / name)  # opening it would wait for a writer
+    with pytest.raises(ShardError, match="not a regular file"):
         load_index(copy)

@@ -249,6 +249,37 @@ def test_lists_cannot_point_outside(tmp_path, path):
         sop.collect(tmp_path)
 
 
+def test_a_list_larger_than_memory(tmp_path, capsys):
+    make_sop(tmp_path / "sop")
+    os.truncate(tmp_path / "sop/Ebay_train.txt", 2**42)
+    arguments = ["sop", "--root", str(tmp_path / "sop"), "--out", str(tmp_path / "out")]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "it has 4,398,046,511,104 bytes, more than" in error
+    assert "Ebay_train.txt" in error
+    assert error.count("\n") == 1
+
+
+def test_a_member_larger_than_any_image(tmp_path):
+    """A sparse tar, whose last member claims a terabyte."""
+    path = tar_of(
+        tmp_path / "x.tar", [("cars196/001.x/0.jpg", encode(0)), ("cars196/099.y/1.jpg", b"")]
+    )
+    member = tarfile.TarInfo("cars196/099.y/2.jpg")
+    member.size = 2**40
+    with path.open("r+b") as file:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            end = tar.getmembers()[-1].offset_data
+        file.seek(end)
+        file.write(member.tobuf())
+        file.truncate(end + 512 + 2**40 + 1024)
+    item = cars196.collect(path).items[-1]
+    with pytest.raises(
+        ShardError, match="has 1,099,511,627,776 bytes, more than the 1,073,741,824"
+    ):
+        item.encoded()
+
+
 def test_lists_that_are_not_what_they_should_be(tmp_path):
     make_sop(tmp_path / "sop")
     put(tmp_path / "sop/Ebay_test.txt", "header\n1 2 3\n")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shards.files import read_bounded
+from shards.files import check_size
 from shards.index import ImageReader, Index, load_index
 from shards.item import LARGEST_IMAGE, ShardError
 
@@ -37,7 +37,8 @@ class Source(ABC):
 @dataclass(frozen=True)
 class Files(Source):
     def read(self, name: str) -> bytes:
-        return read_bounded(self.root / name, LARGEST_IMAGE)
+        check_size(self.root / name, LARGEST_IMAGE)
+        return (self.root / name).read_bytes()
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dml.data.sources import Entry, Files, Rows, Source
 from dml.errors import EmbeddedError
 from dml.run_folder.files import sync_folder, write_synced
-from shards.files import check_size, read_bounded
+from shards.files import check_size, read_bounded, regular
 from shards.index import ImageReader, load_index, load_npy
 from shards.item import ShardError
 
@@ -164,7 +164,7 @@ def as_entry(line: bytes) -> Entry:
 
 def read_vectors(path: Path) -> NDArray[Any]:
     check_size(path)
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         return load_npy(file)
 
 
