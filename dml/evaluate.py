@@ -95,7 +95,8 @@ class Evaluator:
             gather_shares(found.precision, len(y)),
             gather_shares(found.average_precision, len(y)),
         )
-        picture = self.picture(X, subset, G, others) if self.team.first else None
+        with self.team.together():
+            picture = self.picture(X, subset, G, others) if self.team.first else None
         return Evaluation(every.summary(self.ks), X, picture)
 
     @torch.no_grad()
