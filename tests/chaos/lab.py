@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from cluster.two_nodes import TwoNodes, missing
 from fleet import ROOT
 from pictures import make_folder
@@ -31,6 +32,7 @@ class Lab:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        torch.set_num_threads(1)  # a fork of a process with a pool of threads would wait for them
         self.stack = ExitStack()
         self.alone = own_shared_memory()  # whether all shared memory that is seen is ours
         self.references: dict[Setup, Path] = {}

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from fleet import ROOT, environment
 
 from chaos.judge import SlowError, Violation, last_lines
@@ -26,7 +25,6 @@ TAG = "CHAOS_TRIAL"
 CLONE_NEWNS = 0x20000  # of Linux: a mount namespace
 PROMPT, HANG = 10, 60  # seconds in which a process should end, and at the latest must have ended
 TRAIN = ROOT / "dml" / "train.py"
-torch.set_num_threads(1)  # a fork of a process with a pool of threads waits for them in vain
 
 
 @dataclass(frozen=True)
