@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: help setup test test-fast lint types check demo bench slurm test-slurm clean
+.PHONY: help setup test test-fast lint types check chaos demo bench slurm test-slurm clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy
 
 check: lint types test ## what CI runs
+
+chaos: $(STAMP) ## random faults against real runs, for ten minutes (as root: full disks and Slurm, too)
+	$(BIN)/python -m tests.chaos --minutes 10
 
 bench: $(STAMP) ## run all benchmarks and write docs/benchmarks.md: a quarter of an hour
 	$(BIN)/python benchmarks/run.py

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,10 @@ from dml.gpw import dense_loss, make_loss
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+TESTS = "".join(path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py")))
 COPIED = ("dml", "shards", "launch", "benchmarks", "configs", "Makefile", "pyproject.toml")
 OPTIONAL = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1]
 EXTRAS = re.findall(r"^(\w+) = \[", OPTIONAL.split("\n[")[0], re.MULTILINE)
@@ -260,8 +263,17 @@ def is_known(command, page):
     """git clone, cd into it, and its environment: this is where the tests are run."""
 
 
+def is_a_campaign(command, page):
+    """tests.chaos, tests.chaos.soak: they take minutes. tests/test_chaos.py has a short campaign."""
+    program = command.program.removeprefix("tests.")
+    parse = import_module(f"{program}.__main__" if program == "chaos" else program).parse
+    parse(command.words[command.words.index(command.program) + 1 :])
+
+
 CHECKED = {
     "make": is_a_target,
+    "tests.chaos": is_a_campaign,
+    "tests.chaos.soak": is_a_campaign,
     "pip": has_its_extras,
     "npm": is_the_package_of_the_page,
     "tensorboard": is_installed,
@@ -411,6 +423,8 @@ def test_what_a_page_names_exists(page):
             if not re.search(r"[A-Z*{]|\.\.\.", path.replace("README", "")):
                 path = ROOT / path.rstrip(":,;")
                 assert path.exists() or path.with_suffix(".py").exists(), path
+        if re.fullmatch(r"test_\w+", span):
+            assert f"def {span}(" in TESTS, span
         if span.startswith("make "):
             run(["make", "-n", *span.split()[1:]], ROOT)
         for module in re.findall(r"python -m (dml[\w.]*)", span):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 IDENTICAL, REFUSED, VIOLATION, SKIPPED = "identical", "refused", "violations", "skipped"
-FINISHED, UNEXPECTED, MISTAKE, INTERRUPTED = 0, 1, 2, 75  # exit codes of dml/train.py
+FINISHED, UNEXPECTED, MISTAKE, DIVERGED, INTERRUPTED = 0, 1, 2, 3, 75  # exit codes of dml/train.py
 # A frame of our code in a traceback; launchers print tracebacks of their own when a rank fails.
 FRAME = re.compile(r'^(?:\[rank\d+\]: )?\s*File "[^"]*/(?:dml|launch|shards)/.*', re.MULTILINE)
 SENTENCE = re.compile(r"^(?:dml|launch|shards)/\w+\.py: \S", re.MULTILINE)

@@ -7,7 +7,16 @@ minute.
 import os
 
 from chaos import hostile
-from chaos.judge import FINISHED, IDENTICAL, REFUSED, Violation, is_refusal, no_traceback
+from chaos.judge import (
+    DIVERGED,
+    FINISHED,
+    IDENTICAL,
+    REFUSED,
+    UNEXPECTED,
+    Violation,
+    is_refusal,
+    no_traceback,
+)
 from chaos.kinds import kind
 from chaos.lab import Trial
 from chaos.running import Watched
@@ -15,6 +24,7 @@ from chaos.setups import CONFIG
 
 GIGABYTES = 4  # that a program may take in addition to what it has after importing torch
 SECONDS = 20
+NO_MEMORY = "memory is full"  # a sentence, too, though it is not a mistake
 
 
 def accepted_or_refused(run: Watched, problems: int | None = None) -> str:
@@ -23,6 +33,8 @@ def accepted_or_refused(run: Watched, problems: int | None = None) -> str:
     no_traceback(run.said, "for a hostile input")
     if code == FINISHED:
         return IDENTICAL
+    if code == UNEXPECTED and NO_MEMORY in run.said:
+        return REFUSED
     if code != problems:
         is_refusal(code, run.said)
     return REFUSED
@@ -63,7 +75,7 @@ def hostile_weights(t: Trial) -> str:
     run = program(t, *words)
     if trap.exists():
         raise Violation("the file was unpickled: its program ran")
-    if run.codes == [3] and how.startswith("nan"):
+    if run.codes == [DIVERGED] and how.startswith("nan"):
         return REFUSED  # training diverged, and said so
     return accepted_or_refused(run)
 

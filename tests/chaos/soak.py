@@ -2,7 +2,7 @@
 
     python -m tests.chaos.soak --steps 20000 --out docs/images/soak.svg
 
-Writes the samples as PAGE.csv and the plot as PAGE.svg. Flat: the median of the last quarter exceeds that of
+Writes the plot, and the samples beside it as .csv. Flat: the median of the last quarter exceeds that of
 the second one by no more than the bound of the row. Logs, which must grow, are not counted as disk. Exit
 codes: 0 flat, 1 something grows.
 """
@@ -197,7 +197,7 @@ def panel(
 # ---- the program ----------------------------------------------------------------------------------
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.chaos.soak",
         description=__doc__,
@@ -208,7 +208,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--every", type=float, default=5, metavar="S", help="seconds per sample (5)"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="SVG", help="the plot")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
     with tempfile.TemporaryDirectory(prefix="soak-") as folder, Lab(Path(folder)) as lab:
         length = {"length.steps": args.steps, "eval.every_steps": max(1, args.steps // 20)}
         run = ACCELERATE.start(lab.folder, lab.folder / "log", {**TINY, **length})
