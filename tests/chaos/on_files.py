@@ -1,7 +1,6 @@
 """Trials with damaged files of runs, shards and sweeps, and with planted links."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -100,13 +99,17 @@ def damaged_shards(t: Trial) -> str:
     return IDENTICAL
 
 
+# what a run writes aside and then renames
+WHOLE = ("config.yaml", "plan.json", "nearest.png", "model.safetensors", "result.json")
+
+
 @kind("planted-link", "a symbolic link waits where a run will write", per_round=2)
 def planted_link(t: Trial) -> str:
     t.setup_name = ONE.name
     _, shards, tiny = t.lab.tiny
     folder, victim = t.folder / "runs" / "tiny", t.folder / "victim"
-    names = [".lock", *(f".{name}.writing" for name in os.listdir(tiny)), "checkpoints/.writing"]
-    link = folder / t.rng.choice(sorted(names))
+    names = [".lock", *(f".{name}.writing" for name in WHOLE), "checkpoints/.writing"]
+    link = folder / t.rng.choice(names)
     t.note(link.name)
     link.parent.mkdir(parents=True)
     aside = link.parent.name == "checkpoints"

@@ -43,6 +43,13 @@ class Process:
         with suppress(ProcessLookupError):  # it may have ended meanwhile
             os.kill(self.pid, number)
 
+    def waited(self) -> float:
+        """Seconds that it was ready to run, but had no processor."""
+        try:
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
+        except (OSError, IndexError):
+            return 0.0
+
     def descriptors(self) -> list[str]:
         """The files that it has open."""
         try:
@@ -56,12 +63,14 @@ class Forked:
 
     def __init__(self, pid: int) -> None:
         self.pid, self.returncode = pid, None
+        self.seconds = 0.0  # of the processor, when it has ended
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            pid, status, used = os.wait4(self.pid, os.WNOHANG)
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
+                self.seconds = used.ru_utime + used.ru_stime
         return self.returncode
 
 
@@ -69,8 +78,7 @@ class Watched:
     """The programs of a trial, which write to one log."""
 
     def __init__(self, log: Path) -> None:
-        self.log, self.children, self.began = log, [], time.monotonic()
-        self.seconds = 0.0  # from the start to the end of the last process
+        self.log, self.children = log, []
         self.sessions: set[int] = set()
         log.touch()
 
@@ -141,10 +149,13 @@ class Watched:
         raise Violation(f"nothing happened in {seconds} s: {last_lines(self.said)}")
 
     def end(self, prompt: float | None = PROMPT, hang: float = HANG) -> None:
-        """Wait until all processes of the trial are gone. prompt: None if it may take long."""
-        began = time.monotonic()
+        """Wait until all processes of the trial are gone. prompt: None if it may take long; the time that
+        they wait for a processor on a busy machine is not counted."""
+        began, waits = time.monotonic(), {}
         while True:
             living = self.living()
+            for process in living:
+                waits.setdefault(process.pid, []).append(process.waited())
             passed = time.monotonic() - began
             if not living and all(code is not None for code in self.codes):
                 break
@@ -154,9 +165,9 @@ class Watched:
                 self.kill()
                 raise Violation(f"{kind} after {hang} s: {who}\n{last_lines(self.said)}")
             time.sleep(0.02)
-        self.seconds = time.monotonic() - self.began
-        if prompt and passed > prompt:
-            raise SlowError(f"it took {passed:.0f} s to end: {last_lines(self.said)}")
+        starved = max((each[-1] - each[0] for each in waits.values()), default=0)
+        if prompt and passed - starved > prompt:
+            raise SlowError(f"it took {passed - starved:.0f} s to end: {last_lines(self.said)}")
 
     def kill(self) -> None:
         """End what is left, each process by its id."""
