@@ -94,10 +94,10 @@ def hostile_images(t: Trial) -> str:
         words = ["dml/embed.py", tiny, where, "--out", out, "--workers", 0]
         words += t.rng.choice([[], ["--skip-unreadable"]])
     t.note(words[0])
-    run = program(t, *words)
-    if run.codes != [FINISHED] and out.exists():
+    verdict = accepted_or_refused(program(t, *words))
+    if verdict == REFUSED and out.exists():
         raise Violation(f"refused, but {sorted(os.listdir(out))} is left")
-    return accepted_or_refused(run)
+    return verdict
 
 
 @kind("hostile-embeddings", "embeddings made to do harm", 10)
