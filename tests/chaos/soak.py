@@ -9,6 +9,7 @@ codes: 0 flat, 1 something grows.
 
 import argparse
 import csv
+import math
 import sys
 import tempfile
 import time
@@ -176,13 +177,12 @@ def picture(samples: Sequence[Sample], steps: int) -> str:
 def panel(
     measure: Measure, own: Mapping[str, Sequence[tuple[float, float]]], x: int, y: int
 ) -> Iterator[str]:
-    values = [value for points in own.values() for _, value in points] or [0]
     last = max((points[-1][0] for points in own.values()), default=1) or 1
-    top = 1.1 * max(values) or 1
-    across, up = Axis(0, last, x, x + WIDTH, ()), Axis(0, top, y + HEIGHT, y, ())
+    ticks = round_ticks(max((value for points in own.values() for _, value in points), default=0))
+    across, up = Axis(0, last, x, x + WIDTH, ()), Axis(0, ticks[-1], y + HEIGHT, y, ticks)
     title = f"{measure.what}{f' / {measure.unit}' if measure.unit else ''}"
     yield f'<text x="{x}" y="{y - 8}">{escape(title)}</text>'
-    for tick in (0, top / 2, top):
+    for tick in up.ticks:
         at = up.at(tick)
         yield f'<line x1="{x}" x2="{x + WIDTH}" y1="{at:.1f}" y2="{at:.1f}"/>'
         yield f'<text class="soft end" x="{x - 5}" y="{at + 4:.1f}">{tick:,.4g}</text>'
@@ -192,6 +192,13 @@ def panel(
         colour = f"--h:{HUES[who]}" if who in HUES else "stroke: var(--soft)"
         path = " ".join(f"{across.at(t):.1f},{up.at(value):.1f}" for t, value in points)
         yield f'<polyline style="{colour}" points="{path}"/>'
+
+
+def round_ticks(top: float) -> tuple[float, ...]:
+    """From 0 to beyond the top, in two or three round steps."""
+    step = 10 ** math.floor(math.log10(max(top, 1) / 2))
+    step *= next(factor for factor in (1, 2, 5, 10) if top / (step * factor) <= 3)
+    return tuple(n * step for n in range(max(1, math.ceil(top / step)) + 1))
 
 
 # ---- the program ----------------------------------------------------------------------------------
