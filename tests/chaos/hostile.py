@@ -21,6 +21,7 @@ from safetensors.torch import save
 
 from chaos.faults import damage
 from dml.config.sections import KEYS
+from shards.index import manifest_sha256
 
 NUMBERS = (0, -1, 1, 2**31, 2**63, 10**30, 0.5, -0.0, 1e-300, 1e300, float("nan"), float("inf"))
 WORDS = (
@@ -155,6 +156,7 @@ def shards(folder: Path, rng: random.Random, good: Path) -> str:
         data = huge_header(rng)
     manifest["index"] = {"sha256": hashlib.sha256(data).hexdigest()}
     (folder / "index.npy").write_bytes(data)
+    manifest["sha256"] = manifest_sha256(manifest)
     tree = json.dumps(manifest)
     if way == "nested":
         tree = tree.replace('"notes"', f'"x": {"[" * 100_000}, "notes"')
