@@ -10,6 +10,7 @@ runs/SWEEP/NAME/failed.json      reason, code and log; removed when the run star
 runs/SWEEP/NAME/restarts.json    how often it ended at the same checkpoint, and perhaps a note
 """
 
+import os
 import re
 import signal
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from typing import Any
 from dml.run_folder.files import DamagedError, write_json
 from dml.train import DIVERGED, FINISHED, INTERRUPTED, MISTAKE
 from launch.run_files import FAILED, RESTARTS, read_restarts
-from shards.files import remove
+from shards.files import regular, remove
 
 MAX_STARTS = 5  # in a row without a later checkpoint
 TRAINING_PREFIX = "dml/train.py: "  # begins every message of the training
@@ -31,6 +32,7 @@ TRACEBACK = "Traceback (most recent call last)"
 TORCH_RANK = re.compile(r"^\[rank\d+\]: ")
 OUT_OF_MEMORY = re.compile(r"\boom[-_ ]?kill|out of memory", re.IGNORECASE)
 LOG_LINES = 20
+LOG_BYTES = 2**22  # that are read, from the end
 
 
 def record_outcome(folder: Path, code: int, logs: Sequence[Path]) -> bool:
@@ -97,8 +99,11 @@ def describe_exit(code: int) -> str:
 
 
 def read_log(path: Path) -> list[str]:
+    """The lines at the end of a log, without empty ones; none if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with open(path, "rb", opener=regular) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES))
+            text = file.read(LOG_BYTES).decode("utf-8", "replace")
     except OSError:
         return []
     return [line.rstrip() for line in text.splitlines() if line.strip()]

@@ -18,7 +18,12 @@ def slurm(*command: str) -> str:
     """Run a command such as squeue and return its output; SlurmError says why it failed."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",  # the names of other users' jobs
+            check=False,
+            timeout=TIMEOUT_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SlurmError(f"{command[0]}: {error}") from None

@@ -257,6 +257,22 @@ def test_a_damaged_count_of_restarts_starts_anew(tmp_path, damage):
     )
 
 
+@pytest.mark.parametrize("kind", ["sparse", "pipe", "folder"])
+def test_the_end_of_a_log_is_read(tmp_path, kind):
+    """A run is started again until it has ended five times in a row, whatever its log is."""
+    log = tmp_path / "log"
+    if kind == "sparse":
+        with log.open("wb") as file:
+            file.seek(2**40)
+            file.write(b"\ndml/train.py: the last words\n")
+    else:
+        (os.mkfifo if kind == "pipe" else os.mkdir)(log)
+    while record_outcome(tmp_path, 1, [log]):
+        pass
+    reason = json.loads((tmp_path / "failed.json").read_bytes())["reason"]
+    assert reason.endswith("the last words" if kind == "sparse" else "its log is empty")
+
+
 def test_a_note_replaces_a_damaged_one(tmp_path):
     (tmp_path / "restarts.json").write_bytes(b"[")
     note(tmp_path, "could not be requeued")

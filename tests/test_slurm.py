@@ -271,6 +271,7 @@ def test_a_requeue_is_tried_again(monkeypatch):
 
 def test_a_command_of_slurm_fails_with_its_own_words(monkeypatch):
     assert slurm("sh", "-c", "echo out") == "out\n"
+    assert slurm("printf", r"caf\351") == "caf\ufffd", "the name of somebody's job"
     with pytest.raises(SlurmError, match=r"^sh: no such job$"):
         slurm("sh", "-c", "echo no such job >&2; exit 1")
     with pytest.raises(SlurmError, match=r"^sh: exit code 3$"):
