@@ -14,30 +14,25 @@ METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 SCORES = ("recall@", "r_precision", "map@r", "validation_")  # how the names of scores begin
 AMOUNTS = ("images", "step", "trained_steps", "seconds", "world_size")
 
-Test = Callable[[object], bool]
+Test = Callable[[Any], bool]
 
 
-def is_whole(value: object) -> bool:
-    return type(value) is int and 0 <= value <= 10**15
+def number(high: float, low: float = 0, kinds: tuple[type, ...] = (int, float)) -> Test:
+    """Whether a value is a number between two others; true, NaN and infinity are not."""
+    return lambda value: type(value) in kinds and low <= value <= high
 
 
-def is_amount(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1e15  # type: ignore[operator]
+is_whole = number(10**15, kinds=(int,))
+is_amount = number(1e15)
+is_share = number(1 + 1e-6)  # allows for rounding
+is_speed = number(1e15, low=1e-6)
 
 
-def is_share(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1 + 1e-6  # type: ignore[operator]
-
-
-def is_speed(value: object) -> bool:
-    return type(value) in (int, float) and 1e-6 <= value <= 1e15  # type: ignore[operator]
-
-
-def is_text(value: object) -> bool:
+def is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def is_log(value: object) -> bool:
+def is_log(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(line, str) for line in value)
 
 
@@ -62,11 +57,11 @@ def read_checked(
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    tests: dict[str, Test] = {**dict.fromkeys(AMOUNTS, is_amount), "step": is_whole}
-    result = read_checked(folder / RESULT, {**tests, "steps_without_pairs": is_share}, "step")
-    for key in result or ():
-        if key.startswith(SCORES) and wrong_key(result or {}, {key: is_share}):
-            raise DamagedError(folder / RESULT, f"{key[:60]} is not a fraction")
+    tests = dict.fromkeys(AMOUNTS, is_amount) | {"step": is_whole, "steps_without_pairs": is_share}
+    result = read_checked(folder / RESULT, tests, "step")
+    scores = [key for key in result or () if key.startswith(SCORES)]
+    if wrong := wrong_key(result or {}, dict.fromkeys(scores, is_share)):
+        raise DamagedError(folder / RESULT, f"{wrong[:60]} is not a fraction")
     return result
 
 

@@ -89,6 +89,8 @@ BOMBS = {
     "digits and a letter": ("batch: {classes: " + "9" * 200_000 + "x}", "batch.classes = '9999"),
     "digits, tagged": ("batch: {classes: !!int '1" + ":1" * 100_000 + "'}", "digits"),
     "hexadecimal": ("batch: {classes: !!int '0x" + "f" * 300 + "'}", "is not a number"),
+    "a long tag": ("a: !" + "x" * 100_000 + " 1", "is not YAML"),
+    "a long alias": ("a: *" + "x" * 100_000, "is not YAML: found undefined alias 'xxx"),
     "a set": ("batch: !!set {a, b}", "is not YAML"),
     "a long file": ("# " + "x" * 2**20, "is longer than 262,144 bytes"),
     "zeros": ("\0" * 1000, "not YAML"),

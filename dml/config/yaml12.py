@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from dml.rules import shortened
+
 # Characters of a file, and of its value with every alias expanded. Our own have 4,000 at most; PyYAML
 # reads about 100,000 per second.
 LONGEST = 2**18
@@ -91,12 +93,15 @@ def parse(text: str) -> Any:
         return reader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise ValueError(f"line {line} is not YAML: {error.problem}") from None
+        raise ValueError(
+            f"line {line} is not YAML: {shortened(error.problem or '', 200)}"
+        ) from None
     except RecursionError:
         raise ValueError(f"not YAML: {TOO_DEEP}") from None
     # an explicit tag on the wrong text (!!bool x) fails inside PyYAML with other errors
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
-        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
+        problem = " ".join(str(error).split())
+        raise ValueError(f"not YAML: {shortened(problem, 200)}") from None
 
 
 def _measure(node: Any, known: dict[int, tuple[int, int]], levels: int) -> tuple[int, int]:
