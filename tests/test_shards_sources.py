@@ -394,6 +394,12 @@ def test_folder_links_do_not_lead_outside(tmp_path, place):
         folder.collect(tmp_path / "in")
 
 
+def test_folder_links_to_themselves_are_left_out(tmp_path):
+    make_folder(tmp_path)
+    (tmp_path / "train" / "train0" / "loop.jpg").symlink_to("loop.jpg")
+    assert "train/train0/loop.jpg" in folder.collect(tmp_path).notes[0]
+
+
 def test_folder_links_inside_are_fine(tmp_path):
     make_folder(tmp_path)
     before = len(folder.collect(tmp_path).items)

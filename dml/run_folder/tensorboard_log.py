@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class TensorBoard:
             SummaryWriter,  # slow, and only the first process needs it
         )
 
+        self.hook, threading.excepthook = threading.excepthook, self.thread_failed
         purge = step + 1 if step else 0
         self.writer: Any = SummaryWriter(str(folder), purge_step=purge, flush_secs=30)
 
@@ -100,5 +102,15 @@ class TensorBoard:
         for summary in hparams(settings, scores):  # type: ignore[no-untyped-call]
             self.writer.file_writer.add_summary(summary)
 
+    def thread_failed(self, failure: Any) -> None:
+        """The writer's thread could not write. The next `log` raises the same error, so that its
+        traceback would only hide the sentence about it."""
+        ours = type(failure.thread).__module__.startswith("tensorboard.")
+        if not (ours and isinstance(failure.exc_value, OSError)):
+            self.hook(failure)
+
     def close(self) -> None:
-        self.writer.close()
+        try:
+            self.writer.close()
+        finally:
+            threading.excepthook = self.hook

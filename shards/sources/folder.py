@@ -21,7 +21,8 @@ def _entries(folder: Path, root: Path) -> list[Path]:
     except OSError as error:
         raise ShardError(f"{folder} cannot be read: {error.strerror}") from None
     for path in (folder / name for name in names):
-        if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+        # realpath, unlike Path.resolve, does not mind a link to itself; it is left out as no image
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root.resolve()):
             raise ShardError(f"{path} is a link that leads outside {root}: copy the images instead")
     return [folder / name for name in names]
 
