@@ -60,7 +60,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     by_kind = {name: [o for o in outcomes if o.trial.split(":")[0] == name] for name in KINDS}
     setups = sorted({o.setup for o in outcomes if o.setup})
     by_setup = {name: [o for o in outcomes if o.setup == name] for name in setups}
-    return "\n\n".join([rows("trial", by_kind, names), rows("set-up", by_setup, {})])
+    parts = [rows("trial", by_kind, names), *([rows("set-up", by_setup, {})] if setups else [])]
+    return "\n\n".join(parts)
 
 
 def rows(what: str, groups: dict[str, list[Outcome]], names: dict[str, str]) -> str:

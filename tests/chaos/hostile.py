@@ -82,6 +82,12 @@ def by_set(path: Path, rng: random.Random, base: Path) -> None:
     path.write_text(f"extends: {base}\n")
 
 
+def setting(rng: random.Random) -> str:
+    """A value of a key: mostly a number, which may even be in order."""
+    number = rng.choice([*NUMBERS, *range(2, 40), 10**5, 10**7])
+    return text(rng) if rng.random() < 0.2 else str(number)
+
+
 def laughing(path: Path, rng: random.Random, base: Path) -> None:
     """Ten aliases of ten aliases of ..."""
     key, lines = rng.choice(KEYS), ["a0: &a0 [lol, lol]"]
@@ -111,7 +117,8 @@ def doubling(path: Path, rng: random.Random, base: Path) -> None:
 
 
 def noise(path: Path, rng: random.Random, base: Path) -> None:
-    path.write_bytes(base.read_bytes())
+    text = base.read_text().replace("extends: ", f"extends: {base.parent}/")
+    path.write_text(text)
     damage(path, rng)
     if not path.exists():
         path.write_bytes(rng.randbytes(rng.randrange(5000)))

@@ -5,6 +5,7 @@ minute.
 """
 
 import os
+from pathlib import Path
 
 from chaos import hostile
 from chaos.judge import (
@@ -21,6 +22,7 @@ from chaos.kinds import kind
 from chaos.lab import Trial
 from chaos.running import Watched
 from chaos.setups import CONFIG
+from dml.config.sections import KEYS
 
 GIGABYTES = 4  # that a program may take in addition to what it has after importing torch
 SECONDS = 20  # of a processor
@@ -33,7 +35,7 @@ def accepted_or_refused(run: Watched, problems: int | None = None) -> str:
     no_traceback(run.said, "for a hostile input")
     if code == FINISHED:
         return IDENTICAL
-    if code == UNEXPECTED and NO_MEMORY in run.said:
+    if (code == UNEXPECTED and NO_MEMORY in run.said) or (code == DIVERGED and run.said):
         return REFUSED
     if code != problems:
         is_refusal(code, run.said)
@@ -51,7 +53,28 @@ def program(t: Trial, *words: object) -> Watched:
 def hostile_config(t: Trial) -> str:
     words, how = hostile.config(t.folder, t.rng, CONFIG)
     t.note(how)
+    if t.rng.random() < 0.2:
+        path = words[words.index("--config") + 1]
+        if t.rng.random() < 0.5:
+            Path(t.folder / "study.yaml").write_text(f"base: {path}\n")
+            path = t.folder / "study.yaml"
+        t.note("as a sweep")
+        return accepted_or_refused(program(t, "launch/slurm.py", "--sweep", path, "--dry-run"))
     return accepted_or_refused(program(t, "dml/plan.py", *words))
+
+
+# Not these: a run may be as long as it likes, and so many workers would be started.
+LONG = ("length.", "data.workers", "data.prefetch")
+
+
+@kind("hostile-value", "a training with one odd value in its config", 6)
+def hostile_value(t: Trial) -> str:
+    _, shards, _ = t.lab.tiny
+    key = t.rng.choice([key for key in KEYS if not key.startswith(LONG)])
+    odd = {key: hostile.setting(t.rng)}
+    t.note(str(odd)[:100])
+    run = program(t, *t.lab.tiny_training(shards, t.folder / "runs", **odd))
+    return accepted_or_refused(run)
 
 
 @kind("hostile-shards", "shards made to do harm", 10)
@@ -75,8 +98,6 @@ def hostile_weights(t: Trial) -> str:
     run = program(t, *words)
     if trap.exists():
         raise Violation("the file was unpickled: its program ran")
-    if run.codes == [DIVERGED] and how.startswith("nan"):
-        return REFUSED  # training diverged, and said so
     return accepted_or_refused(run)
 
 
