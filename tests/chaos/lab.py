@@ -22,9 +22,16 @@ from chaos.setups import LIKE, ONE, RARELY, SWEEP, Settings, Setup, refuse_missi
 from chaos.shim import compile_shim
 
 WHOLE_RUN = 280  # seconds after which a run of some steps hangs; DeepSpeed's first start compiles
-TINY = {"batch.classes": 2, "batch.per_class": 2, "length.steps": 2, "eval.every_steps": None}
-TINY |= {"eval.validation_classes": 0, "eval.untrained": False, "data.dataset": "folder"}
-TINY |= {"eval.ks": [1]}
+TINY = {
+    "data.dataset": "folder",
+    "batch.classes": 2,
+    "batch.per_class": 2,
+    "length.steps": 2,
+    "eval.ks": [1],
+    "eval.every_steps": None,
+    "eval.validation_classes": 0,
+    "eval.untrained": False,
+}
 
 
 class Lab:
@@ -149,6 +156,8 @@ class Trial:
             run.kill()
         self.stack.close()
         left = shared_memory() if self.lab.alone else set()
+        for name in left:
+            Path("/dev/shm", name).unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
         if left and kind is None:
             raise Violation(f"shared-memory segments are left: {', '.join(sorted(left))}")
@@ -164,11 +173,12 @@ class Trial:
         self.note(setup.name)
         return setup
 
-    def settings(self, *, workers: tuple[int, ...] = (0, 1, 2), rarely: bool = False) -> Settings:
-        often = [RARELY] if rarely else [1e-6, 0.003, RARELY]
+    def settings(self, workers: tuple[int, ...] = (0, 1, 2)) -> Settings:
+        """How many loader workers, and how often a checkpoint: after every step, now and then, or only
+        when the run is asked to leave."""
         drawn = {
             "data.workers": self.rng.choice(workers),
-            "save.every_minutes": self.rng.choice(often),
+            "save.every_minutes": self.rng.choice([1e-6, 0.003, RARELY]),
         }
         self.note(" ".join(f"{key}={value}" for key, value in drawn.items()))
         return drawn

@@ -137,7 +137,7 @@ class Watched:
         first = {child.pid for child in self.children}
         return [p for p in self.living() if p.pid in first and p.program != str(TRAIN)]
 
-    def wait_for(self, ready: Callable[[], bool], seconds: float = 120) -> bool:
+    def wait_for(self, ready: Callable[[], bool], seconds: float = 280) -> bool:
         """Until ready() is true; False if the programs end before."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -19,9 +19,8 @@ from chaos.lab import WHOLE_RUN, Trial
 from chaos.running import Watched
 from chaos.setups import Settings, Setup
 
-Fault = Callable[
-    [Watched, Path], int | None
-]  # returns the steps at that moment; None: it was too late
+# returns how many steps were done at that moment; None: the run had ended before
+Fault = Callable[[Watched, Path], int | None]
 
 
 def undergo(
