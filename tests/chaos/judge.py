@@ -42,8 +42,10 @@ def last_lines(said: str, count: int = 12) -> str:
 
 def no_traceback(said: str, why: str) -> None:
     """Our code must not print a traceback for a mistake."""
-    if FRAME.search(said):
-        raise Violation(f"a traceback {why}:\n{last_lines(said)}")
+    found = FRAME.search(said)
+    if found:
+        around = said[max(0, said.rfind("Traceback", 0, found.start())) :][:2000]
+        raise Violation(f"a traceback {why}:\n{around}\n...\n{last_lines(said, 3)}")
 
 
 def is_refusal(code: int, said: str) -> None:

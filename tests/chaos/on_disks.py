@@ -23,12 +23,13 @@ from chaos.undergo import finish, from_the_start, strike, undergo
 ERRORS = (("EIO", 1), ("ENOSPC", 1), ("EIO", 0), ("ENOSPC", 0), ("EROFS", 0))  # 0: from then on
 
 
-def refused_or_finished(run: Watched, folder: Path) -> None:
-    """A run on a bad disk says so in a sentence, and leaves nothing half-written."""
+def refused_or_finished(run: Watched, folder: Path | None) -> None:
+    """A run on a bad disk says so in a sentence, and leaves nothing half-written in its folder."""
     if any(run.codes):
         if not SENTENCE.search(run.said):
             raise Violation(f"no sentence about the disk: {last_lines(run.said)}")
-        nothing_half_written(folder)
+        if folder:
+            nothing_half_written(folder)
 
 
 @kind("full-disk", "a file system that is too small, and then larger")
@@ -100,5 +101,5 @@ def moved(t: Trial) -> str:
         raise Violation(f"another folder has grown in its place: {held}, {last_lines(run.said)}")
     if away.exists():
         away.rename(folder)
-    refused_or_finished(run, folder)
+    refused_or_finished(run, None)  # what was being written was carried away with the folder
     return finish(t, setup, settings)
