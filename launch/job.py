@@ -23,6 +23,7 @@ from launch.outcome import note, record_outcome
 from launch.run_files import FAILED
 from launch.slurm_commands import SlurmError, slurm
 from launch.sweep import SweepRun
+from shards.files import remove
 from shards.output import run_program
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Job:
         here = JobEnvironment()
         os.environ.update(task_environment(here))
         if here.global_rank == 0:
-            (Path(self.folder) / FAILED).unlink(missing_ok=True)
+            remove(Path(self.folder) / FAILED)
         run_program(lambda: train(self.argv))
 
     def checkpoint(self) -> "DelayedSubmission":

@@ -16,7 +16,7 @@ from launch.run_files import FAILED
 from launch.status import hold_run
 from launch.submission import ROOT, STRAGGLER_SECONDS
 from launch.sweep import SweepError, SweepRun
-from shards.files import no_follow
+from shards.files import no_follow, remove
 
 LOGS = "local"
 
@@ -33,7 +33,7 @@ def run_here(run: SweepRun, update: Callable[[], None]) -> None:
     with hold_run(folder) as lock:
         again = True
         while again:
-            (folder / FAILED).unlink(missing_ok=True)
+            remove(folder / FAILED)
             processes = start(job.argv, logs, lock)
             try:
                 code = wait(processes, update)

@@ -154,10 +154,14 @@ def test_a_finished_run_is_not_trained_again(finished, capsys):
 
 @training
 @pytest.mark.usefixtures("fresh_accelerate")
-def test_a_run_killed_in_its_last_evaluation_still_evaluates(finished, tmp_path):
+@pytest.mark.parametrize("result_json", [None, ""])
+def test_a_run_without_a_whole_result_evaluates_again(finished, tmp_path, result_json):
+    """It was killed in its last evaluation, or the file was damaged later."""
     copy = tmp_path / "finished"
     shutil.copytree(finished, copy)
     (copy / "result.json").unlink()
+    if result_json is not None:
+        (copy / "result.json").write_text(result_json)
     (copy / "model.safetensors").unlink()
     assert again(copy) == 0
     assert {**result(copy), "seconds": 0} == {**result(finished), "seconds": 0}

@@ -24,7 +24,14 @@ from typing import IO
 from dml.config import EXECUTION, Config, flatten, load, to_yaml
 from dml.errors import ConfigError, RunError
 from dml.plan import Plan
-from dml.run_folder.files import open_lock, try_lock, write_json, write_whole
+from dml.run_folder.files import (
+    DamagedError,
+    open_lock,
+    read_json,
+    try_lock,
+    write_json,
+    write_whole,
+)
 
 RESULT = "result.json"
 PATIENCE = 5.0  # seconds
@@ -108,4 +115,8 @@ def write_plan(folder: Path, plan: Plan) -> None:
 
 
 def is_finished(folder: Path) -> bool:
-    return (folder / RESULT).exists()
+    """A damaged result is written again, by the last evaluation."""
+    try:
+        return read_json(folder / RESULT) is not None
+    except DamagedError:
+        return False
