@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from dml.config import Config, add_arguments, load
+from dml.distributed.signals import Interrupt, Interrupted
 from dml.errors import MISTAKES, NotFiniteError, memory_sentence
 from dml.plan import built_sizes, plan
 from shards.output import run_program
@@ -54,19 +55,18 @@ def train(config: Config | None, problem: Exception | None = None) -> int:
 
     problem: what is wrong with the config, perhaps on this process's machine alone.
     """
-    # after parsing: --help needs no torch
-    from dml import training
-    from dml.distributed.processes import leave_group, make_accelerator
-    from dml.distributed.signals import Interrupt, Interrupted
-    from dml.distributed.team import Team
-
+    interrupt = Interrupt()
     with ExitStack() as cleanup:
         try:
-            precision = config.engine.precision if config else "fp32"
-            accelerator = make_accelerator(precision)
+            with interrupt.start_up():
+                # after parsing: --help needs no torch
+                from dml import training
+                from dml.distributed.processes import leave_group, make_accelerator
+                from dml.distributed.team import Team
+
+                accelerator = make_accelerator(config.engine.precision if config else "fp32")
             # From here on signals are noted. Before, there is nothing to save, and they end a process
             # even while it waits for the others.
-            interrupt = Interrupt()
             cleanup.enter_context(interrupt)
             team = Team(accelerator, interrupt)
             with team.together():

@@ -9,8 +9,8 @@ import time
 import psutil
 import pytest
 import torch
-from fleet import ROOT, WORKERS, environment
-from runs import ICONS, TRAIN, Launched, checkpoints, content, train
+from fleet import ROOT, WORKERS, environment, ranks
+from runs import BASE, ICONS, TRAIN, Launched, checkpoints, content, train
 
 from dml.errors import memory_sentence
 
@@ -205,6 +205,22 @@ def test_processes_without_their_launcher_save_and_leave(tmp_path):
     assert again.end() == [0], again.said
     whole = train(2, tmp_path / "whole")
     assert content(again.run) == content(whole)
+
+
+def test_a_process_that_waits_for_the_others_ends_with_its_launcher(tmp_path):
+    """The first of two, and the second one never comes."""
+    launcher = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    command = [sys.executable, TRAIN, *BASE, f"run.dir={tmp_path}"]
+    with subprocess.Popen(
+        [sys.executable, "-c", launcher, *map(str, command)],
+        env=environment(**ranks(2)[0]),
+        cwd=ROOT,
+    ) as launched:
+        top = psutil.Process(launched.pid)
+        time.sleep(8)  # until it has imported torch, and waits
+        (waiting,) = top.children()
+        launched.kill()
+    assert psutil.wait_procs([waiting], timeout=SOON)[1] == []
 
 
 # ---- Ctrl-C ---------------------------------------------------------------------------------------

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -33,9 +36,30 @@ class Interrupt:
     @property
     def received(self) -> str | None:
         """What asks this process to leave, or None."""
-        if self.signal is None and self.launcher not in (None, os.getppid()):
-            return "the end of its launcher"
-        return self.signal
+        return self.signal or ("the end of its launcher" if self.is_orphan() else None)
+
+    def is_orphan(self) -> bool:
+        """Whether the launcher has ended."""
+        return self.launcher not in (None, os.getppid())
+
+    @contextmanager
+    def start_up(self) -> Iterator[None]:
+        """Before the context: the process ends with its launcher, even while it waits in C++ for the
+        others. There is nothing to save yet."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(0.5):
+                if self.is_orphan():
+                    os._exit(128 + signal.SIGTERM)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
 
     def __enter__(self) -> None:
         self.before = {s: signal.signal(s, self.note) for s in SIGNALS}

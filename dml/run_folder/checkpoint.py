@@ -54,7 +54,7 @@ def write(root: Path, name: str, state: Mapping[str, Any], tensors: Mapping[str,
                 raise NotFiniteError(f"{key} of {file} holds NaN or infinity")
     aside, final = root / ASIDE, root / name
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(exist_ok=True)  # without parents: a run's folder that was moved stays moved
         remove(aside)
         aside.mkdir()
         sums = {}

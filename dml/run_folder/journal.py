@@ -11,6 +11,7 @@ A resumed run removes what was logged after its checkpoint. Another logger is on
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,9 +89,10 @@ class Journal:
             self.note(self.problem(error))
 
     def problem(self, error: OSError) -> RunError:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return RunError(
-            f"the journal in {self.folder} cannot be written: {error.strerror}; make room, and "
-            "resume with the same command"
+            f"the journal in {self.folder} cannot be written: {error.strerror}; "
+            f"{'make room' if full else 'see to the folder'}, and resume with the same command"
         )
 
     def log(self, event: Event) -> None:
