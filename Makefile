@@ -25,7 +25,7 @@ PYTEST = $(BIN)/python -m pytest -q
 TWO = -n 2 --dist loadfile
 SLOW = processes or training or slow
 
-test: test-fast ## all tests: about twelve minutes on two cores
+test: test-fast ## all tests: a quarter of an hour on two cores
 	$(PYTEST) $(TWO) -m "($(SLOW)) and not slurm"
 	$(PYTEST) -m slurm
 
