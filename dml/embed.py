@@ -25,9 +25,9 @@ from pathlib import Path
 from dml.errors import MISTAKES, NotFiniteError, memory_sentence
 from shards.cores import available_cores
 from shards.item import ShardError
-from shards.output import run_program
+from shards.output import STOPPED, run_program
 
-DONE, NO_MEMORY, MISTAKE, STOPPED = 0, 1, 2, 130  # 130: of Ctrl-C
+DONE, NO_MEMORY, MISTAKE = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from dml.errors import MISTAKES, EmbeddedError, NotFiniteError
 from dml.run_folder.files import write_whole
 from shards.item import ShardError
-from shards.output import discard_output, run_program
+from shards.output import STOPPED, discard_output, run_program
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     # similarities and rows of the set, q x k, nearest first
     Nearest = tuple[Vectors, NDArray[np.int64]]
 
-DONE, MISTAKE, STOPPED = 0, 2, 130  # 130: of Ctrl-C
+DONE, MISTAKE = 0, 2
 ROWS = 50  # of a picture
 CHUNK = 256  # queries per product: 1 GB of similarities in a set of a million
 
