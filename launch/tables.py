@@ -4,9 +4,10 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from dml.catalogue import PRESETS
 from launch.paper import Table, paper_score, tables_for
 from launch.records import Group, Run, Spread, Study
 from launch.run_files import SCORES
@@ -67,7 +68,7 @@ def remarks(study: Study, tables: Sequence[Table]) -> list[str]:
             "With held-out classes, images and steps are counted up to the best step, trained steps "
             "up to the end."
         )
-    sentences += [*_training_classes(study), *_patience(study)]
+    sentences += [*_loss_parameters(study), *_training_classes(study), *_patience(study)]
     repeats = ", ".join(run.name for group in study.groups for run in group.repeats)
     if repeats:
         sentences.append(
@@ -87,6 +88,29 @@ def remarks(study: Study, tables: Sequence[Table]) -> list[str]:
     if follows:
         sentences.append(f"These settings change with the columns shown: {', '.join(follows)}.")
     return sentences
+
+
+def _loss_parameters(study: Study) -> Iterator[str]:
+    """Which of the published values the losses have: two very different losses share a name."""
+    found = dict.fromkeys(
+        _published(beta, group.settings.get("loss.lam"))
+        for group in study.groups
+        if (beta := group.settings.get("loss.beta")) is not None
+    )
+    if found:
+        yield f"Parameters of the loss: {'; '.join(found)}."
+
+
+def _published(beta: float, lam: float | None) -> str:
+    given = {"beta": beta} if lam is None else {"beta": beta, "lam": lam}
+    for name, values in PRESETS.items():
+        if given.items() <= values.items():
+            return f"{_parameters(values)} ({name})"
+    return _parameters(given)
+
+
+def _parameters(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{key} {value:g}" for key, value in values.items())
 
 
 def _training_classes(study: Study) -> Iterator[str]:

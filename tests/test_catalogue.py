@@ -19,9 +19,9 @@ def lines(name: object, **given: object) -> list[str]:
     return [str(problem) for problem in complete_loss(name, given)[1]]
 
 
-def test_multi_similarity_has_the_parameters_of_the_paper() -> None:
+def test_multi_similarity_has_the_parameters_of_the_authors_code() -> None:
     assert complete_loss("multi_similarity", {}) == (
-        {"alpha": 2.0, "beta": 50.0, "lam": 1.0, "eps": 0.1},
+        {"alpha": 2.0, "beta": 40.0, "lam": 0.5, "eps": 0.1},
         [],
     )
 
@@ -92,8 +92,8 @@ def test_an_unknown_parameter_lists_those_of_the_loss() -> None:
 def test_all_problems_come_at_once() -> None:
     assert lines("binomial_deviance", alpha=0, beta="50", lam=math.inf, mine=1, bins=3) == [
         "alpha = 0: must be a finite number, above 0; the default is 2.0",
-        "beta = '50': must be a finite number, above 0; the default is 50.0",
-        "lam = inf: must be a finite number; the default is 1.0",
+        "beta = '50': must be a finite number, above 0; the default is 40.0",
+        "lam = inf: must be a finite number; the default is 0.5",
         "mine = 1: must be true or false; the default is False",
         "bins = 3: unknown parameter; binomial_deviance takes alpha, beta, lam, mine, eps",
     ]
@@ -118,8 +118,8 @@ def test_boundaries_are_allowed() -> None:
 
 
 def test_a_whole_number_becomes_a_float() -> None:
-    beta = complete_loss("multi_similarity", {"beta": 40})[0]["beta"]
-    assert beta == 40.0
+    beta = complete_loss("multi_similarity", {"beta": 45})[0]["beta"]
+    assert beta == 45.0
     assert type(beta) is float
 
 

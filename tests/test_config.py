@@ -61,7 +61,7 @@ def test_defaults() -> None:
     assert config.model.embedding_size == 512
     assert config.model.batchnorm == "frozen"
     assert config.loss.name == "multi_similarity"
-    assert config.loss.parameters == {"alpha": 2.0, "beta": 50.0, "lam": 1.0, "eps": 0.1}
+    assert config.loss.parameters == {"alpha": 2.0, "beta": 40.0, "lam": 0.5, "eps": 0.1}
     assert config.length == Length(steps=100)
     assert config.eval.ks == (1, 10, 100, 1000)
 
@@ -113,18 +113,18 @@ def test_mentioning_length_replaces_it() -> None:
 
 
 def test_another_loss_starts_afresh_and_the_same_one_does_not() -> None:
-    write("ms.yaml", "loss: {name: multi_similarity, beta: 40, eps: 0.2}")
+    write("ms.yaml", "loss: {name: multi_similarity, beta: 41, eps: 0.2}")
     same = load(["base.yaml", "ms.yaml"], ["loss.name=multi_similarity", "loss.alpha=3"])
-    assert same.loss.parameters == {"alpha": 3.0, "beta": 40.0, "lam": 1.0, "eps": 0.2}
+    assert same.loss.parameters == {"alpha": 3.0, "beta": 41.0, "lam": 0.5, "eps": 0.2}
     other = load(["base.yaml", "ms.yaml"], ["loss.name=binomial_deviance"])
-    assert other.loss.parameters == {"alpha": 2.0, "beta": 50.0, "lam": 1.0, "mine": False}
+    assert other.loss.parameters == {"alpha": 2.0, "beta": 40.0, "lam": 0.5, "mine": False}
 
 
 def test_a_loss_section_without_a_name_is_of_the_default_loss() -> None:
-    write("beta.yaml", "loss: {beta: 40}")
-    assert load(["base.yaml", "beta.yaml"]).loss.parameters["beta"] == 40
+    write("beta.yaml", "loss: {beta: 45}")
+    assert load(["base.yaml", "beta.yaml"]).loss.parameters["beta"] == 45
     named = load(["base.yaml", "beta.yaml"], ["loss.name=multi_similarity"])
-    assert named.loss.parameters["beta"] == 40
+    assert named.loss.parameters["beta"] == 45
     renamed = load(["base.yaml", "beta.yaml"], ["loss.name=triplet"])
     assert renamed.loss.parameters == {"lam": 0.1, "mine": False}
 
@@ -478,7 +478,7 @@ def test_a_config_is_a_value_that_cannot_change() -> None:
     config = load(ROOT / "configs" / "sop_bs1000.yaml")  # a single path will do
     assert hash(config) == hash(load([ROOT / "configs" / "sop_bs1000.yaml"]))
     config.loss.parameters["beta"] = 3
-    assert config.loss.parameters["beta"] == 50
+    assert config.loss.parameters["beta"] == 40
 
 
 # ---- docs/config.md --------------------------------------------------------------------------
@@ -510,7 +510,7 @@ def test_the_page_has_every_key_and_marks_those_that_may_change() -> None:
 
 def test_the_page_has_every_loss_with_its_parameters() -> None:
     found = rows()
-    assert found["multi_similarity"] == ["`alpha: 2`, `beta: 50`, `lam: 1`, `eps: 0.1`"]
+    assert found["multi_similarity"] == ["`alpha: 2`, `beta: 40`, `lam: 0.5`, `eps: 0.1`"]
     assert found["triplet"] == ["`lam: 0.1`, `mine: false`, `eps: 0.1`"]
     for name, defaults in LOSS_PARAMETERS.items():
         assert name in found

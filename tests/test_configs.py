@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dml.catalogue import LOSS_PARAMETERS
 from dml.config import Config, load, to_yaml
 from dml.plan import plan
 from launch.estimate import Estimate, estimate, paper_scores, total_hours
@@ -17,7 +18,7 @@ from launch.sweep import Sweep, plan_all, read_sweep
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
-OURS = ["icons", "icons_mini"]  # not of the paper, for a CPU
+OURS = ["icons", "icons_mini", "your_images"]  # not of the paper, for a CPU
 PAPER = [name for name in CONFIGS if name not in OURS]
 SWEEPS = sorted(path.stem for path in (ROOT / "configs" / "sweeps").glob("*.yaml"))
 PAPER_SWEEPS = [name for name in SWEEPS if not name.startswith("icons")]
@@ -45,6 +46,7 @@ DIMENSIONS = {64: "77.3", 128: "", 256: "", 512: "84.1", 1024: ""}
 # Tables 3, 4 and 5, MS at 512 dimensions: Recall@1.
 BASES = {"sop": "78.2", "cub200": "65.7", "cars196": "84.1", "inshop": "89.7"}
 
+AUTHORS_LOSS = {"alpha": 2, "beta": 40, "lam": 0.5, "eps": 0.1}
 PAPER_LOSS = {"alpha": 2, "beta": 50, "lam": 1, "eps": 0.1}
 
 
@@ -107,9 +109,10 @@ def test_it_loads_plans_and_round_trips(name: str, tmp_path: Path) -> None:
 def test_its_name_is_its_run_and_its_dataset(name: str) -> None:
     config = shipped(name)
     assert config.run.name == name
-    assert name.startswith(config.data.dataset)
+    folder = config.data.dataset == "folder"
+    assert name.startswith("your_images" if folder else config.data.dataset)
     bundled = name == "icons_mini"
-    built = f"data/{config.data.dataset}"
+    built = f"data/{name if folder else config.data.dataset}"
     assert config.data.shards == ("shards/bundled/icons-mini" if bundled else built)
 
 
@@ -124,8 +127,29 @@ def follows_the_paper(config: Config) -> None:
 def test_it_follows_the_paper(name: str) -> None:
     config = shipped(name)
     follows_the_paper(config)
-    assert (config.loss.name, config.loss.parameters) == ("multi_similarity", PAPER_LOSS)
     assert config.model.embedding_size == 512
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_pretrained_weights_take_the_authors_loss_and_random_ones_the_papers(name: str) -> None:
+    """And the header says which, and why."""
+    config = shipped(name)
+    pretrained = config.model.weights is not None
+    expected = AUTHORS_LOSS if pretrained else PAPER_LOSS
+    assert (config.loss.name, config.loss.parameters) == ("multi_similarity", expected)
+    which = (
+        "the authors' code (beta 40, lam 0.5)"
+        if pretrained
+        else "the paper's text (beta 50, lam 1)"
+    )
+    said = re.search(rf"Loss: {re.escape(which)}(.*)", " ".join(header(name)))
+    assert said is not None
+    assert re.search(r"trains from pretrained|from random weights", said[1])
+
+
+def test_the_defaults_are_the_authors() -> None:
+    assert dict(LOSS_PARAMETERS["multi_similarity"]) == AUTHORS_LOSS
+    assert load([path("icons"), path("presets/authors")]).loss.parameters == AUTHORS_LOSS
 
 
 def test_the_authors_recipe_for_cub200() -> None:
@@ -190,6 +214,15 @@ def test_the_score_in_the_header(name: str, recall: str) -> None:
 
 
 @pytest.mark.parametrize("name", SWEEPS)
+def test_the_header_of_a_sweep_says_which_loss(name: str) -> None:
+    found = " ".join(line.removeprefix("# ") for line in header(f"sweeps/{name}"))
+    which = "the authors' code" if name in PAPER_SWEEPS else "the paper's text"
+    assert re.search(rf"(?:Loss: |those of |parameters of ){which}", found)
+    betas = {run.config.loss.parameters.get("beta") for run in sweep(name).runs} - {None}
+    assert betas == {40.0 if name in PAPER_SWEEPS else 50.0}
+
+
+@pytest.mark.parametrize("name", SWEEPS)
 def test_the_header_of_a_sweep(name: str) -> None:
     """It gives the command, the time that --dry-run estimates, and scores that the paper has."""
     command, *more = lines = header(f"sweeps/{name}")
@@ -240,7 +273,7 @@ def test_a_study_follows_the_paper(name: str) -> None:
         follows_the_paper(run.config)
         if name != "cars196_ablation":
             loss = run.config.loss
-            assert (loss.name, loss.parameters) == ("multi_similarity", PAPER_LOSS)
+            assert (loss.name, loss.parameters) == ("multi_similarity", AUTHORS_LOSS)
         if name.endswith("batch_size"):
             assert run.config.model.embedding_size == 512
 
@@ -314,7 +347,8 @@ def test_ablation(row: str, loss: str, mined: bool, recall: str) -> None:
         assert config.loss.name == loss
         assert ("eps" in config.loss.parameters) == mined
         assert config.loss.parameters.get("alpha", 2) == 2
-        assert config.loss.parameters.get("beta", 50) == 50
+        assert config.loss.parameters.get("beta", 40) == 40
+        assert config.loss.parameters.get("lam", 0.5) == 0.5
         assert scores("cars196_ablation")[config.run.name] == recall
 
 

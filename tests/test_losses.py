@@ -136,13 +136,13 @@ def test_ms_is_that_of_pytorch_metric_learning(preset, seed, engine):
 
 
 def test_make_loss_gives_an_immutable_value():
-    loss = make_loss("multi_similarity", alpha=2, beta=50, lam=1.0, eps=0.1)
+    loss = make_loss("multi_similarity", alpha=2, beta=40, lam=0.5, eps=0.1)
     assert loss == make_loss("multi_similarity")
-    assert loss != make_loss("multi_similarity", beta=40)
+    assert loss != make_loss("multi_similarity", beta=50)
     with pytest.raises(AttributeError):
         loss.name = "other"
     with pytest.raises(AttributeError):
-        loss.weighting.beta = 40
+        loss.weighting.beta = 50
 
 
 def test_every_loss_of_the_catalogue_can_be_made_with_its_defaults():
@@ -175,9 +175,9 @@ def test_a_wrong_name_or_parameter_names_the_valid_ones(call, words):
         assert word in str(error.value)
 
 
-@pytest.mark.parametrize("numbers", [{"beta": np.float64(40)}, {"beta": np.int64(40)}])
+@pytest.mark.parametrize("numbers", [{"beta": np.float64(45)}, {"beta": np.int64(45)}])
 def test_numbers_of_numpy_are_numbers(numbers):
-    assert make_loss("multi_similarity", **numbers) == make_loss("multi_similarity", beta=40.0)
+    assert make_loss("multi_similarity", **numbers) == make_loss("multi_similarity", beta=45.0)
 
 
 STATED = {"ignores_minus_inf": True, "shared_statistics": ("lse_neg",)}

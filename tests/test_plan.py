@@ -297,7 +297,7 @@ def test_a_bad_config_exits_with_2_and_no_traceback() -> None:
             "  batch.clases = 3 (--set): unknown key; did you mean batch.classes?"
             " batch has classes, per_class"
         ),
-        "  loss.beta = -1 (--set): must be a finite number, above 0; the default is 50.0",
+        "  loss.beta = -1 (--set): must be a finite number, above 0; the default is 40.0",
     ]
 
 

@@ -20,6 +20,7 @@ from launch.plots import Point, Series, chart
 from launch.records import FINISHED, Run, learning_settings, read_studies, settings_of
 from launch.report import main
 from launch.sweep import read_sweep
+from launch.tables import remarks
 
 ROOT = Path(__file__).parents[1]
 SOP = ROOT / "configs" / "sop.yaml"
@@ -196,7 +197,7 @@ def test_a_report_ignores_exactly_what_a_resume_may_change_and_what_is_listed_he
     for name, section in vars(config).items():
         for key in vars(section):
             if name in ("loss", "batch"):  # lists and products: changed with values that fit
-                sets = {"name": "loss.name=nca", "pairs": "loss.beta=40"}
+                sets = {"name": "loss.name=nca", "pairs": "loss.beta=45"}
                 changed = load(SOP, [sets.get(key, f"batch.{key}=7")])
             else:
                 changed = replace(config, **{name: replace(section, **{key: another})})
@@ -405,3 +406,28 @@ def test_nowhere_to_write(runs, tmp_path, capsys):
 def test_a_bad_sweep(runs, capsys):
     assert main([str(runs("one")), "--out", "unused", "--sweep", "/absent.yaml"]) == 2
     assert "/absent.yaml: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ([[]], "beta 40, lam 0.5 (the authors' code)"),
+        ([["loss.beta=50", "loss.lam=1"]], "beta 50, lam 1 (the paper's text)"),
+        ([["loss.name=lifted_structure_star"], []], "beta 40, lam 0.5 (the authors' code)"),
+        ([["loss.lam=1"]], "beta 40, lam 1"),
+        (
+            [["loss.beta=50", "loss.lam=1"], []],
+            "beta 40, lam 0.5 (the authors' code); beta 50, lam 1 (the paper's text)",
+        ),
+    ],
+)
+def test_a_report_names_the_parameters_of_the_loss(runs, sets, said):
+    for n, more in enumerate(sets):
+        root = runs(f"run{n}-seed0", more)
+    (study,) = read_studies(root)
+    assert f"Parameters of the loss: {said}." in remarks(study, read_tables())
+
+
+def test_a_loss_without_such_parameters_is_named_by_its_column_alone(runs):
+    (study,) = read_studies(runs("a-seed0", ["loss.name=triplet"]))
+    assert not any("Parameters" in sentence for sentence in remarks(study, read_tables()))

@@ -59,8 +59,9 @@ LOSS = """\
 {parameters}
 
 `multi_similarity` and `ms_mining` always mine and `ms_weighting` never does; for the others `mine` is
-false by default, and `eps` is allowed with `mine: true` only. `configs/presets/paper.yaml` has the values
-of the paper's text, `configs/presets/authors.yaml` those of its authors' code. The equations stand in
+false by default, and `eps` is allowed with `mine: true` only. The defaults of `beta` and `lam` are those of the
+authors' public code, also in `configs/presets/authors.yaml`; `configs/presets/paper.yaml` has those of the paper's
+text. From pretrained weights the first trains and the second stalls ([log.md](log.md)). The equations stand in
 `dml/gpw/losses`.
 """
 

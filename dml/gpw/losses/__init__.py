@@ -62,10 +62,10 @@ LOSSES: Mapping[str, type[Weighting]] = MappingProxyType(
 def make_loss(name: str, **parameters: float | bool) -> PairLoss:
     """The description of a loss. Parameters left out take the defaults of `dml.catalogue`.
 
-    >>> make_loss("multi_similarity", alpha=2, beta=50, lam=1.0, eps=0.1).mining
+    >>> make_loss("multi_similarity", alpha=2, beta=40, lam=0.5, eps=0.1).mining
     Mining(eps=0.1)
     >>> make_loss("binomial_deviance", mine=True, eps=0.1).weighting
-    BinomialDeviance(alpha=2.0, beta=50.0, lam=1.0)
+    BinomialDeviance(alpha=2.0, beta=40.0, lam=0.5)
     """
     complete, problems = complete_loss(name, parameters)
     if problems:
