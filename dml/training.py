@@ -22,7 +22,7 @@ from dml.models import make_model
 from dml.optim import learning_rate, make_optimizer, set_learning_rate
 from dml.plan import plan
 from dml.run_folder.clock import Clock
-from dml.run_folder.folder import folder_of, is_finished, open_folder, write_plan
+from dml.run_folder.folder import folder_of, is_of_length, open_folder, sound_result, write_settings
 from dml.run_folder.journal import Journal
 from dml.run_folder.reporter import Reporter
 from dml.run_folder.result import result_of, summary, write_result
@@ -36,8 +36,11 @@ def train(config: Config, team: Team, cleanup: ExitStack) -> None:
     cleanup: closed when all processes have ended; the run's folder is reserved until then.
     """
     run = Run(config, team, cleanup)
-    if team.from_first(team.first and is_finished(run.folder)):
-        team.say(f"{run.folder} is finished already: see its result.json")
+    result = team.from_first(sound_result(run.folder) if team.first else None)
+    if result is not None and is_of_length(result, run.plan.steps):
+        team.say(
+            f"{run.folder} is finished already: see its result.json; a larger length trains it longer"
+        )
         return
     team.meet()
     run.resume()
@@ -78,14 +81,14 @@ class Run:
         """Start from the run's own last checkpoint, else the weights of the config, else scratch."""
         config, team, folder, splits = self.config, self.team, self.folder, self.splits
         origin = Origin.of(config, splits.checksum)
-        last = last_checkpoint(team, folder, origin)
+        last = last_checkpoint(team, folder, origin, self.plan.steps)
         optimizer = make_optimizer(config.optim, self.model)
         model, optimizer, progress = restore(team, last, self.model, optimizer)
         self.model, self.optimizer, self.progress = model, optimizer, progress
         with team.together():
             self.journal = journal = Journal.open(team, folder, progress)
             if team.first:
-                write_plan(folder, self.plan)
+                write_settings(folder, config, self.plan)
             warnings = suspicious(splits, config) if team.first else []
         team.say("\n".join([str(self.plan), f"{'folder':<25}  {folder}", *warnings]))
         self.clock = clock = Clock(team.device, progress.seconds)
@@ -103,6 +106,9 @@ class Run:
         order = range(progress.step, steps)
         batches = loader(own, order, config.data.workers, config.data.prefetch)
         while True:
+            if progress.step == steps:
+                # before the last evaluation, which a longer run does not have
+                self.saver.save()
             which = evaluation_due(config.eval, progress.step, steps)
             if which and progress.evaluated != progress.step:
                 scores = self.evaluator(model, which, progress.step).scores
@@ -143,4 +149,4 @@ class Run:
                 write_result(self.folder, weights, result)
         if team.first:
             self.evaluator.decorate(self.folder, self.config, found)
-        team.say(summary(self.folder, result))
+        team.say(summary(self.folder, result, self.config))

@@ -16,6 +16,7 @@ from typing import Any
 from dml.config import EXECUTION, Config, flatten
 from dml.errors import ConfigError
 from dml.run_folder.files import DamagedError
+from dml.run_folder.folder import is_of_length
 from launch.run_files import (
     CONFIG,
     read_config,
@@ -259,6 +260,8 @@ def _read_run(folder: Path, study: str, name: str) -> Run:
     )
     state, note = FINISHED, ""
     last = max((line["step"] for line in lines), default=0)
+    if result and steps and not is_of_length(result, steps):  # it is being trained longer
+        result = {}
     if result:  # runs of earlier versions have no trained_steps
         result = {"trained_steps": max(last, result["step"]), **result}
     else:

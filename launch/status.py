@@ -12,7 +12,7 @@ from dml.config import Config
 from dml.errors import ConfigError
 from dml.plan import Plan
 from dml.run_folder.files import DamagedError
-from dml.run_folder.folder import PATIENCE, differences, folder_of
+from dml.run_folder.folder import PATIENCE, differences, folder_of, is_of_length
 from launch.outcome import last_checkpoint_step
 from launch.run_files import (
     CONFIG,
@@ -79,7 +79,7 @@ def _status_of(
     if changed:
         return RunStatus(run.name, OTHER, plan, note="; ".join(changed))
     result, failed = read_result(folder), read_failed(folder)
-    if result is not None:
+    if result is not None and (plan is None or is_of_length(result, plan.steps)):
         return RunStatus(run.name, DONE, plan, result["step"], result.get("recall@1"))
     step, recall, left = progress(folder, plan)
     if job is not None and not (failed and job.state == "COMPLETING"):

@@ -34,8 +34,10 @@ This page is the output of `python -m dml.config`; a test compares them. Change 
 
 A config is a YAML file with the sections below. Keys that are marked **may change** say how a run is
 carried out and not what it learns: they may differ when a run is resumed, as may the number of
-processes, and a report ignores them. Every other key must be the same, or the run is refused. All
-mistakes in a config are reported together.
+processes, and a report ignores them. With `optim.schedule` `constant` or `step` the `length` may also be
+larger, which trains a finished run longer; with `cosine` it may not, because the learning rate of every step
+depends on it. Every other key must be the same, or the run is refused. All mistakes in a config are reported
+together.
 
 ## How files and --set are merged
 

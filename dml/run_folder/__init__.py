@@ -1,7 +1,7 @@
 """What a run leaves behind, and how it is found again.
 
 - `files` (write_json, read_json, read_lines, Lines): files that are whole or not there; no torch
-- `folder` (folder_of, open_folder, settings_digest, differences, is_finished): whose folder it is; no torch
+- `folder` (folder_of, open_folder, settings_digest, differences, is_of_length): whose folder it is; no torch
 - `progress` (Progress): where a run stands
 - `checkpoint` (Checkpoint, write, read, read_last): checkpoints, whole or not there
 - `saver` (Saver, last_checkpoint, restore): saves a run, and restores it

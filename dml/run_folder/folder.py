@@ -1,7 +1,7 @@
 """A run's folder: which config it belongs to, and who may use it. No torch: a login node asks too.
 
 runs/NAME/
-    config.yaml          resolved; only the same config resumes the run
+    config.yaml          resolved; only the same config resumes the run, or one that is longer
     plan.json            every number that follows from it
     metrics.jsonl        what was learned     (journal.py)
     timing.jsonl         what it took
@@ -17,9 +17,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from dml.config import EXECUTION, Config, flatten, load, to_yaml
 from dml.errors import ConfigError, RunError
@@ -52,7 +53,6 @@ def open_folder(config: Config) -> IO[str]:
             lock = unless_refused.enter_context(hold(folder))
             if path.exists():
                 refuse_another(folder, load(path), config)
-            write_whole(path, to_yaml(config).encode())
             unless_refused.pop_all()
     except OSError as error:
         raise RunError(
@@ -82,41 +82,76 @@ def hold(folder: Path) -> IO[str]:
     return file
 
 
+def learned(config: Config) -> dict[str, Any]:
+    """The settings that say what is learned up to any step. The length is one of them only where the
+    learning rate depends on it."""
+    fixed = config.optim.schedule == "cosine"
+    return {
+        key: value
+        for key, value in flatten(config).items()
+        if key not in EXECUTION and (fixed or not key.startswith("length."))
+    }
+
+
 def differences(before: Config, config: Config) -> list[str]:
     """The settings that make it another run."""
-    was, now = flatten(before), flatten(config)
+    was, now = learned(before), learned(config)
     return [
         f"{key} was {was.get(key)!r} and is {now.get(key)!r}"
         for key in {**was, **now}
-        if was.get(key) != now.get(key) and key not in EXECUTION
+        if was.get(key) != now.get(key)
     ]
 
 
 def settings_digest(config: Config) -> str:
     """A checksum of the settings that say what is learned; a checkpoint belongs to one of them."""
-    learned = {key: value for key, value in flatten(config).items() if key not in EXECUTION}
-    return hashlib.sha256(json.dumps(learned, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(learned(config), sort_keys=True).encode()).hexdigest()
 
 
 def refuse_another(folder: Path, before: Config, config: Config) -> None:
     changed = differences(before, config)
-    if changed:
-        raise RunError(
-            f"{folder} is a run of another config: {'; '.join(changed)}; set run.name to another "
-            "name, or remove the folder"
+    if not changed:
+        return
+    why = ""
+    if all(each.startswith("length.") for each in changed):
+        why = (
+            " (with optim.schedule=cosine the learning rate of every step depends on the length, so "
+            "a run cannot be trained longer)"
         )
+    raise RunError(
+        f"{folder} is a run of another config: {'; '.join(changed)}{why}; set run.name to another "
+        "name, or remove the folder"
+    )
 
 
-def write_plan(folder: Path, plan: Plan) -> None:
+def write_settings(folder: Path, config: Config, plan: Plan) -> None:
+    """Write config.yaml and plan.json."""
+    path = folder / "config.yaml"
     try:
-        write_json(folder / "plan.json", plan.to_dict())
+        write_whole(path, to_yaml(config).encode())
+        path = folder / "plan.json"
+        write_json(path, plan.to_dict())
     except OSError as error:
-        raise RunError(f"{folder}/plan.json cannot be written: {error.strerror}") from None
+        raise RunError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def is_finished(folder: Path) -> bool:
-    """A damaged result is written again, by the last evaluation."""
+def sound_result(folder: Path) -> dict[str, Any] | None:
+    """The content of result.json. A damaged one counts as none: the last evaluation writes it again."""
     try:
-        return read_json(folder / RESULT) is not None
+        return read_json(folder / RESULT)
     except DamagedError:
-        return False
+        return None
+
+
+def is_of_length(result: Mapping[str, Any], steps: int) -> bool:
+    """Whether a run of so many steps wrote this result. Results of earlier versions do not say."""
+    return bool(result.get("planned_steps", steps) == steps)
+
+
+def refuse_shorter(folder: Path, trained: int, steps: int) -> None:
+    """RunError if a run has been trained for more steps than it is to have."""
+    if trained > steps:
+        raise RunError(
+            f"{folder} has already been trained for {trained:,} steps, and length asks for {steps:,}; "
+            "set length to as many or more, or run.name to another name"
+        )

@@ -12,16 +12,13 @@ from PIL import Image
 from safetensors.torch import save
 from torch import Tensor
 
+from dml.catalogue import PRESETS
+from dml.config import Config
 from dml.errors import RunError
 from dml.plan import Plan
 from dml.run_folder.files import write_json, write_whole
 from dml.run_folder.folder import RESULT
 from dml.run_folder.progress import Progress
-
-WORSE = (
-    "warning: training made it worse; try a tenth of optim.lr, fewer steps, or the other preset of the "
-    "loss (configs/presets)"
-)
 
 
 def result_of(
@@ -34,6 +31,7 @@ def result_of(
         "step": step,
         "images": step * plan.batch_size,
         "trained_steps": progress.step,
+        "planned_steps": plan.steps,
         "steps_without_pairs": progress.without_pairs / progress.step,
         "validation_recall@1": progress.best_recall if chosen else None,
         "untrained": progress.untrained,
@@ -63,7 +61,7 @@ def write_picture(folder: Path, picture: Image.Image) -> None:
     write_whole(folder / "nearest.png", png.getvalue())
 
 
-def summary(folder: Path, result: Mapping[str, Any]) -> str:
+def summary(folder: Path, result: Mapping[str, Any], config: Config) -> str:
     """The last lines of a training."""
     lines = [f"{folder}: nearest.png, result.json; tensorboard --logdir {folder.parent}"]
     if result["untrained"]:
@@ -71,5 +69,16 @@ def summary(folder: Path, result: Mapping[str, Any]) -> str:
         text = f"Recall@1 of the test classes: {before:.1%} untrained, {after:.1%} trained"
         lines.insert(0, text)
         if after < before:
-            lines.insert(1, WORSE)
+            lines.insert(1, f"warning: training made it worse; {advice(config)}")
     return "\n".join(lines)
+
+
+def advice(config: Config) -> str:
+    """What to try after a run that ended below its start: first the loss that trains from such
+    weights (docs/log.md), then smaller steps and fewer of them."""
+    better, other = ("authors", "paper") if config.model.weights else ("paper", "authors")
+    values = PRESETS["the authors' code" if other == "authors" else "the paper's text"]
+    loss = config.loss.parameters
+    unsuited = config.loss.name == "multi_similarity" and values.items() <= loss.items()
+    first = f"add configs/presets/{better}.yaml to --config, or try " if unsuited else "try "
+    return f"{first}a tenth of optim.lr, or fewer steps"

@@ -19,7 +19,7 @@ from dml.errors import CheckpointError, RunError
 from dml.models import Embedder
 from dml.run_folder import checkpoint
 from dml.run_folder.checkpoint import Checkpoint
-from dml.run_folder.folder import settings_digest
+from dml.run_folder.folder import refuse_shorter, settings_digest, sound_result
 from dml.run_folder.journal import Journal
 from dml.run_folder.progress import Progress
 
@@ -39,9 +39,9 @@ class Origin:
         return cls(settings_digest(config), shards)
 
 
-def last_checkpoint(team: Team, folder: Path, origin: Origin) -> Checkpoint | None:
+def last_checkpoint(team: Team, folder: Path, origin: Origin, steps: int) -> Checkpoint | None:
     """The last whole checkpoint; damaged later ones are named and skipped. Only the first process
-    looks: the others need not see its folder."""
+    looks: the others need not see its folder. steps: the length of the run."""
     last, damaged = checkpoint.read_last(folder / CHECKPOINTS) if team.first else (None, [])
     for sentence in damaged:
         team.say(f"a damaged checkpoint is skipped: {sentence}")
@@ -55,6 +55,13 @@ def last_checkpoint(team: Team, folder: Path, origin: Origin) -> Checkpoint | No
             raise RunError(
                 f"{folder} was trained on other shards; set data.shards to those it began with, or "
                 "run.name to another name"
+            )
+        if last is not None:
+            refuse_shorter(folder, last.state["step"], steps)
+        elif team.first and sound_result(folder) is not None:
+            raise RunError(
+                f"{folder} has a result and no checkpoint to train it longer from; set run.name to "
+                "another name, or put its checkpoints back"
             )
     return team.from_first(last)
 
