@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dml.config import Config, Eval, flatten
+from dml.config import EXECUTION, Config, Eval, flatten
 from dml.data.batches import EvalBatches, own_share
 from dml.data.deck import mix, shuffled
 from dml.data.loader import loader
@@ -19,6 +19,7 @@ from dml.data.preprocessing import Input, opened
 from dml.data.splits import Splits, Subset
 from dml.distributed.collectives import Wire
 from dml.distributed.team import Team
+from dml.distributed.workers import loader_workers
 from dml.errors import NotFiniteError
 from dml.inference.picture import Found, retrieval_picture
 from dml.plan import Plan
@@ -68,7 +69,7 @@ class Evaluator:
         self.subsets = {"validation": splits.validation, "test": splits.test}
         self.ks = sorted({1, *config.eval.ks})  # Recall@1 chooses the best step
         self.batch = config.engine.micro_batch or min(LARGEST_BATCH, plan.images_per_process)
-        self.loading = config.data.workers, config.data.prefetch
+        self.loading = loader_workers(config.data), config.data.prefetch
 
     def __call__(self, model: nn.Module, split: str, step: int) -> Evaluation:
         """Evaluate a split with the weights of a step, and log the scores, which are the same on
@@ -151,7 +152,11 @@ class Evaluator:
             if found.picture:
                 write_picture(folder, found.picture)
             some = self.thumbnails(self.subsets["test"], found.embeddings)
-            self.journal.log(events.End(flatten(config), found.scores, *some))
+            hidden = EXECUTION | {
+                "run.name"
+            }  # they differ between runs, and are no hyper-parameters
+            settings = {key: v for key, v in flatten(config).items() if key not in hidden}
+            self.journal.log(events.End(settings, *some))
             if self.team.problem:
                 raise self.team.problem
         except Exception as error:  # noqa: BLE001  the training must not be lost for it

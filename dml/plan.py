@@ -14,6 +14,7 @@ from typing import Any
 
 from dml.catalogue import DATASETS
 from dml.config import Config, add_arguments, load
+from dml.config.sections import MOST_WORKERS
 from dml.cost import loss_bytes_sent, loss_flops, loss_memory
 from dml.errors import ConfigError
 from dml.rules import MOST_STEPS, Problem
@@ -172,7 +173,8 @@ def _problems(
         fix = "set model.batchnorm=frozen or model.batchnorm=synced"
         yield Problem("model.batchnorm", batchnorm, text, fix)
     loader, size = config.data, config.data.size or ASSUMED_SIZE
-    batches = 1 + loader.workers * loader.prefetch
+    workers = MOST_WORKERS if loader.workers is None else loader.workers
+    batches = 1 + workers * loader.prefetch
     needed = batches * b * 3 * size**2
     needed += loss_memory(m, config.model.embedding_size, processes, engine.tile)
     if needed > LARGEST_MEMORY:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from dml.errors import MISTAKES, EmbeddedError, NotFiniteError
 from dml.run_folder.files import write_whole
 from shards.item import ShardError
-from shards.output import STOPPED, discard_output, run_program
+from shards.output import discard_output, escape_unprintable, run_program
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,8 +129,7 @@ def search(args: argparse.Namespace) -> None:
         answers.append(Answer(path, class_name, found[: args.k]))
     if pictures:
         draw(answers, pictures, args.picture)
-    # a file name need not be text
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    escape_unprintable()  # a file name need not be text
     for answer in answers:
         print(as_json(answer) if args.json else as_text(answer))
 

@@ -12,6 +12,7 @@ import argparse
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -56,6 +57,8 @@ def train(config: Config | None, problem: Exception | None = None) -> int:
     problem: what is wrong with the config, perhaps on this process's machine alone.
     """
     interrupt = Interrupt()
+    # DDP copies some gradients of convolutions into its buckets, and says so; nobody can change it.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     with ExitStack() as cleanup:
         try:
             with interrupt.start_up():

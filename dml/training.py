@@ -16,6 +16,7 @@ from dml.data.suspicious import suspicious
 from dml.distributed.full_state import read_weights, write_weights
 from dml.distributed.signals import Interrupted
 from dml.distributed.team import Team
+from dml.distributed.workers import loader_workers
 from dml.errors import NotFiniteError
 from dml.evaluate import Evaluator, evaluation_due
 from dml.models import make_model
@@ -104,7 +105,7 @@ class Run:
         model, optimizer, micro = self.model, self.optimizer, config.engine.micro_batch
         own = train_batches(self.splits, config, self.spec, team.rank, team.size)
         order = range(progress.step, steps)
-        batches = loader(own, order, config.data.workers, config.data.prefetch)
+        batches = loader(own, order, loader_workers(config.data), config.data.prefetch)
         while True:
             if progress.step == steps:
                 # before the last evaluation, which a longer run does not have

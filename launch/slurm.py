@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +53,7 @@ from launch.submission import (
     sweep_folder,
 )
 from launch.sweep import Sweep, SweepError, SweepRun, choose, plan_all, read_sweep
-from shards.output import exit_code
+from shards.output import Progress, exit_code
 
 SUCCESS, RUN_FAILED, MISTAKE = 0, 1, 2
 
@@ -301,8 +302,6 @@ def cancel_jobs(sweep: Sweep) -> int:
 
 
 def run_local(sweep: Sweep, plans: Sequence[Plan], failed: bool) -> int:
-    from tqdm import tqdm
-
     from launch.local import run_here
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # handled like Ctrl-C
@@ -314,11 +313,12 @@ def run_local(sweep: Sweep, plans: Sequence[Plan], failed: bool) -> int:
             continue
         label = f"{number}/{len(plans)} {run.name}"
         try:
-            with tqdm(total=plan.steps, desc=label, unit="step", leave=False) as bar:
+            done = status_of(run, plan, {}, {}).step
+            bar = Progress(plan.steps, "step", label=label, done=done, leave=False)
+            with closing(bar):
 
-                def update(run: SweepRun = run, plan: Plan = plan, bar: Any = bar) -> None:
-                    bar.n = status_of(run, plan, {}, {}).step
-                    bar.refresh()
+                def update(run: SweepRun = run, plan: Plan = plan, bar: Progress = bar) -> None:
+                    bar.update(status_of(run, plan, {}, {}).step - bar.done)
 
                 run_here(run, update)
         except KeyboardInterrupt:

@@ -13,5 +13,6 @@
 - `files` (write_whole, write_synced, read_bounded, check_size, sync_file, sync_folder, remove, regular,
   no_follow, open_lock, is_locked, try_lock): atomic writes, bounded reads and locks
 - `cores` (available_cores): counts cores
-- `output` (run_program, exit_code, escape_unprintable, discard_output): how a program ends and prints
+- `output` (run_program, exit_code, escape_unprintable, discard_output, Progress, time_left): how a
+  program ends, prints and reports its progress
 """

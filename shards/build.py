@@ -22,11 +22,10 @@ from typing import Any, Literal
 if not __package__:  # run as a file: Python put shards/ on the path, but imports start above it
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tqdm import tqdm
 
 from shards.images import load
 from shards.item import Collection, Item, ShardError, is_safe
-from shards.output import exit_code
+from shards.output import Progress, exit_code
 from shards.pack import Packer, atomic_folder
 from shards.workers import default_workers, in_order
 
@@ -107,11 +106,11 @@ def build(
         atomic_folder(out) as folder,
         closing(Packer(folder, max_bytes)) as packer,
         closing(in_order(load, items, workers)) as pictures,
-        tqdm(total=len(items), unit="image", disable=None) as bar,  # None: off without a terminal
+        closing(Progress(len(items), "image")) as progress,
     ):
         train = Counter[str]()
         for item, picture in zip(items, pictures, strict=True):
-            bar.update()
+            progress.update()
             if not isinstance(picture, str):
                 packer.add(item, picture)
                 converted += picture.converted

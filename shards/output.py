@@ -1,15 +1,20 @@
-"""How a program prints and ends: any name on any terminal, its exit code, its last words, and a reader
-that leaves early, as in `... | head`."""
+"""How a program prints and ends: any name on any terminal, its progress, its exit code, its last words,
+and a reader that leaves early, as in `... | head`."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from typing import NoReturn
 
+from tqdm import tqdm
+
+EVERY = 60  # seconds between two lines of progress where there is no terminal
 UNEXPECTED, STOPPED = 1, 130  # exit codes after an error that nobody foresaw, and after Ctrl-C
 
 
@@ -60,3 +65,49 @@ def discard_output() -> None:
     """Redirect standard output to nowhere: Python flushes it at exit, and a closed pipe would fail
     again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Progress:
+    """How far a program has come: a bar on a terminal, elsewhere a line per minute, so that a log has
+    no carriage returns.
+
+    with closing(Progress(len(names), "image")) as progress:
+        progress.update(20)
+
+    done: what was done before. leave: whether the full bar stays on the terminal.
+    """
+
+    def __init__(
+        self, total: int, unit: str, *, label: str = "", done: int = 0, leave: bool = True
+    ) -> None:
+        self.total, self.unit, self.label = total, unit, label
+        self.before = self.done = done
+        self.started = self.last_line = time.monotonic()
+        # disable=None: no bar where there is no terminal
+        self.bar = tqdm(
+            total=total, initial=done, unit=unit, desc=label or None, leave=leave, disable=None
+        )
+
+    def update(self, count: int = 1) -> None:
+        self.done += count
+        self.bar.update(count)
+        now = time.monotonic()
+        if self.bar.disable and now - self.last_line >= EVERY:
+            self.last_line = now
+            print(self.line(now - self.started), file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        self.bar.close()
+
+    def line(self, seconds: float) -> str:
+        speed = (self.done - self.before) / seconds
+        label = f"{self.label}: " if self.label else ""
+        left = time_left(self.total - self.done, speed)
+        return (
+            f"{label}{self.done:,} of {self.total:,} {self.unit}s, {speed:,.1f} per second, {left}"
+        )
+
+
+def time_left(rest: float, speed: float) -> str:
+    """speed: of the rest per second; 0 if nothing has been done yet."""
+    return f"{timedelta(seconds=round(rest / speed))} left" if speed > 0 else "unknown time left"

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from shards.images import check
 from shards.index import VERSION, ImageReader, Index, load_index, read_manifest
 from shards.item import ShardError
-from shards.output import exit_code
+from shards.output import Progress, exit_code
 from shards.workers import default_workers, in_order
 
 LARGEST_TEXT = 2**20  # bytes of a label or json file in a tar
@@ -121,13 +121,20 @@ def verify(directory: Path, workers: int = 1) -> Iterator[str]:
         return
     for stray in sorted(set(index.root.glob("*.tar")) - set(index.shards)):
         yield f"{stray.name}: is not in the manifest"
-    for shard in tqdm(range(len(index.shards)), unit="shard", disable=None):
-        yield from _shard_problems(index, shard)
+    with closing(Progress(len(index.shards), "shard")) as progress:
+        for shard in range(len(index.shards)):
+            yield from _shard_problems(index, shard)
+            progress.update()
     reader = ImageReader(index)
     images = (_read(reader, number) for number in range(len(index.rows)))
-    with closing(in_order(_image_problem, images, workers)) as found:
-        bar = tqdm(found, total=len(index.rows), unit="image", disable=None)
-        yield from (problem for problem in bar if problem)
+    with (
+        closing(in_order(_image_problem, images, workers)) as found,
+        closing(Progress(len(index.rows), "image")) as progress,
+    ):
+        for problem in found:
+            if problem:
+                yield problem
+            progress.update()
     reader.close()
 
 

@@ -523,7 +523,10 @@ def test_the_page_has_every_loss_with_its_parameters() -> None:
     [
         ("run.seed", ["whole number", "`0`", "at least 0, below 2^63", ""]),
         ("optim.lr", ["number", "`1e-5`", "above 0", ""]),
-        ("data.workers", ["whole number", "`4`", "at least 0, at most 1,000", "may change"]),
+        (
+            "data.workers",
+            ["whole number or null", "`null`", "at least 0, at most 1,000", "may change"],
+        ),
         ("data.size", ["whole number or null", "`null`", "at least 1, at most 10,000", ""]),
         ("batch.classes", ["whole number", "required", "at least 2, at most 10,000,000", ""]),
         ("eval.untrained", ["true or false", "`false`", "", ""]),

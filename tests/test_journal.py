@@ -15,7 +15,7 @@ from dml.run_folder.clock import Clock
 from dml.run_folder.events import End, Evaluation, Pairs, Training
 from dml.run_folder.journal import Journal
 from dml.run_folder.progress import Progress
-from dml.run_folder.tensorboard_log import NAMES
+from dml.run_folder.tensorboard_log import NAMES, score_name
 
 METRIC = {name: 0.5 for name, tag in NAMES.items() if not tag.startswith("speed/")}
 TIME = {name: 2.0 for name, tag in NAMES.items() if tag.startswith("speed/")}
@@ -44,6 +44,7 @@ class Alone:
 
 
 def opened(folder, step=0, size=0, team=None):
+    folder.mkdir(exist_ok=True)
     return Journal.open(team or Alone(), folder, Progress(step=step, metrics_size=size))
 
 
@@ -57,18 +58,55 @@ def test_tensorboard_finds_what_was_written(tmp_path):
     journal.log(Evaluation(10, "test", {"recall@1": 0.25, "map@r": 0.125}, RED))
     settings = {"loss.beta": 50.0, "loss.mine": True, "eval.ks": [1, 2]}
     pictures = torch.zeros(3, 8, 8, 3, dtype=torch.uint8)
-    journal.log(End(settings, {"recall@1": 0.3}, torch.eye(3), ["a", "b", "c"], pictures))
+    journal.log(End(settings, torch.eye(3), ["a", "b", "c"], pictures))
     journal.close()
     found = events(tmp_path)
-    for tag in (*NAMES.values(), "test/recall@1"):
+    for tag in (*NAMES.values(), "main/test_recall@1"):
         assert len(found.Scalars(tag)) == 1
     assert found.Scalars("test/map@r")[0].value == 0.125
     histogram = found.Histograms("pairs/positive_similarities")[0].histogram_value
     assert (histogram.num, histogram.min) == (7, pytest.approx(1 / 64))
     image = found.Images("test/nearest")[0]
     assert (image.width, image.height) == (20, 10)
-    assert found.SummaryMetadata("_hparams_/experiment") is not None
+    assert found.SummaryMetadata("_hparams_/session_start_info") is not None
     assert (tmp_path / "projector_config.pbtxt").exists()
+
+
+def test_loss_and_recall_come_first():
+    """TensorBoard sorts by name."""
+    tags = sorted([*NAMES.values(), score_name("test", "recall@1"), score_name("test", "map@r")])
+    assert tags[:2] == ["main/loss", "main/test_recall@1"]
+    assert score_name("validation", "recall@1") == "main/validation_recall@1"
+
+
+def test_the_table_of_runs_shows_what_differs(tmp_path):
+    """Oracle: TensorBoard's own plugin, which ticks the settings that differ, five at most."""
+    from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.hparams.backend_context import Context
+
+    pictures = torch.zeros(3, 8, 8, 3, dtype=torch.uint8)
+    for name, beta in (("a", 40.0), ("b", 50.0)):
+        journal = opened(tmp_path / name)
+        journal.log(Training(10, METRIC, TIME))
+        settings = {"batch.classes": 16, "loss.beta": beta, "loss.name": "multi_similarity"}
+        journal.log(End(settings, torch.eye(3), ["a", "b", "c"], pictures))
+        journal.close()
+    runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    plugin = Context(TBContext(data_provider=MultiplexerDataProvider(runs, str(tmp_path))))
+    asked = RequestContext()
+    found = plugin.experiment_from_metadata(
+        asked,
+        "",
+        True,
+        plugin.hparams_metadata(asked, ""),
+        plugin.hparams_from_data_provider(asked, "", None),
+    )
+    differs = {info.name: info.differs for info in found.hparam_infos}
+    assert differs == {"batch.classes": False, "loss.beta": True, "loss.name": False}
+    assert "main/loss" in {info.name.tag for info in found.metric_infos}
 
 
 def test_a_resumed_journal_takes_back_what_came_after_the_checkpoint(tmp_path):
@@ -86,7 +124,7 @@ def test_a_resumed_journal_takes_back_what_came_after_the_checkpoint(tmp_path):
     again.close()
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole
     assert [line["step"] for line in lines(tmp_path / "timing.jsonl")] == [10, 20, 20]
-    assert [event.step for event in events(tmp_path).Scalars("train/loss")] == [10, 20]
+    assert [event.step for event in events(tmp_path).Scalars("main/loss")] == [10, 20]
 
 
 def test_a_run_that_begins_again_without_a_checkpoint_begins_anew(tmp_path):
@@ -97,7 +135,7 @@ def test_a_run_that_begins_again_without_a_checkpoint_begins_anew(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
     again.log(Training(10, METRIC, TIME))
     again.close()
-    assert [event.step for event in events(tmp_path).Scalars("train/loss")] == [10]
+    assert [event.step for event in events(tmp_path).Scalars("main/loss")] == [10]
 
 
 def test_lost_lines_are_reported(tmp_path):

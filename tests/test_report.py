@@ -432,3 +432,12 @@ def test_a_report_names_the_parameters_of_the_loss(runs, sets, said):
 def test_a_loss_without_such_parameters_is_named_by_its_column_alone(runs):
     (study,) = read_studies(runs("a-seed0", ["loss.name=triplet"]))
     assert not any("Parameters" in sentence for sentence in remarks(study, read_tables()))
+
+
+def test_a_run_that_is_being_trained_longer_has_no_result_yet(runs, report):
+    longer = {**RESULT, "planned_steps": 40}
+    root = runs("a-seed0", ["length.steps=60"], longer, plan_json='{"steps": 60}')
+    runs("b-seed0", ["length.steps=40"], longer, plan_json='{"steps": 40}')
+    table = report(root)[1]
+    assert "- a-seed0: unfinished, last seen at step 0 of 60\n" in table
+    assert "1 unfinished, 1 finished." in table

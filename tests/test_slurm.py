@@ -336,6 +336,17 @@ def test_a_run_of_another_config_is_not_this_one(study):
     assert "cancelled 0 jobs" in study("--cancel")
 
 
+def test_a_sweep_that_became_longer_is_not_finished(study):
+    for name, planned in (("a", 30), ("b", 20)):
+        study.folders[name].mkdir()
+        result = json.dumps({"step": planned, "recall@1": 0.5, "planned_steps": planned})
+        (study.folders[name] / "result.json").write_text(result)
+        (study.folders[name] / "config.yaml").write_text(to_yaml(study.runs[name].config))
+    said = study("--status")
+    assert "finished" in row(said, "a")
+    assert "stopped" in row(said, "b")
+
+
 def test_a_run_that_was_submitted_and_is_gone_has_stopped(study, monkeypatch):
     record_submission(study)
     monkeypatch.setattr("launch.slurm.queued_jobs", lambda folder: {})

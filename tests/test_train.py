@@ -121,7 +121,7 @@ def test_tensorboard_reads_every_scalar(finished):
     found = EventAccumulator(str(finished)).Reload()
     tags = found.Tags()
     assert set(tags["scalars"]) >= {*NAMES.values()}
-    assert set(tags["scalars"]) >= {"validation/recall@1", "test/recall@1"}
+    assert set(tags["scalars"]) >= {"main/validation_recall@1", "main/test_recall@1"}
     assert set(tags["images"]) == {"validation/nearest", "test/nearest"}
     assert set(tags["histograms"]) == {
         "pairs/positive_similarities",

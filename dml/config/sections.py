@@ -27,6 +27,7 @@ from dml.rules import (
 )
 
 MOST_PIXELS = 10_000
+MOST_WORKERS = 8  # where data.workers is null
 BACKBONE = Rule(
     f"one of {', '.join(BACKBONES)}, or timm:NAME",
     lambda name: name in BACKBONES or re.fullmatch(r"timm:[!-~]+", name) is not None,
@@ -76,8 +77,13 @@ class Data:
         example="data/sop",
         execution=True,
     )
-    workers: int = key(
-        "loader processes per training process", default=4, rule=between(0, 1000), execution=True
+    workers: int | None = key(
+        "loader processes per training process; null: one less than it has cores, at least 1 and at "
+        f"most {MOST_WORKERS}",
+        default=None,
+        rule=between(0, 1000),
+        example=4,
+        execution=True,
     )
     prefetch: int = key(
         "batches that each loader process keeps ready",

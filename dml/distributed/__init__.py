@@ -6,5 +6,6 @@
 - `collectives` (Wire): few, fused all-gathers, and their bytes
 - `full_state` (read_weights, write_weights, read_slots, write_slots): whole tensors under any ZeRO stage
 - `precision` (full_precision, at_least_float32): similarities in full float32
+- `workers` (loader_workers): how many loader processes each training process has
 - `malloc` (keep_freed_memory): the memory that the C library hands out
 """

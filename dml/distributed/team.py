@@ -15,6 +15,7 @@ Any other exception ends its process at once, and the launcher ends the others.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -53,6 +54,7 @@ class Team:
         if self.first:
             try:
                 tqdm.write(text)
+                sys.stdout.flush()  # a log shows it at once
             except BrokenPipeError:  # nobody reads any more, which is no reason to stop training
                 discard_output()
 

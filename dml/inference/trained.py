@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
@@ -20,7 +21,6 @@ from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
-from tqdm import tqdm
 
 from dml.config import Config, load
 from dml.data.batches import ImageBatches, Pixels, put
@@ -33,6 +33,7 @@ from dml.models.weights import wrong_types
 from dml.run_folder.files import read_json
 from dml.run_folder.folder import RESULT
 from shards.files import read_bounded
+from shards.output import Progress
 
 Vectors = NDArray[np.float32]  # n x d
 AGAIN = (
@@ -161,7 +162,7 @@ def embed(
     X = np.empty((len(names), model.head.out_features), np.float32)
     readable = np.empty(len(names), np.bool_)
     batches = NamedBatches(source, names, model.spec, batch)
-    with tqdm(total=len(names), unit="image", disable=None, leave=False) as bar:
+    with closing(Progress(len(names), "image", leave=False)) as progress:
         for n, (images, fine) in enumerate(loader(batches, range(len(batches)), workers)):
             part = slice(n * batch, n * batch + len(images))
             readable[part] = fine.numpy()
@@ -171,7 +172,7 @@ def embed(
                 unreadable(source.root / name, reason)
             images = images.to(model.head.weight.device, non_blocking=True)
             X[part] = model(images).float().cpu().numpy()
-            bar.update(len(images))
+            progress.update(len(images))
     bad = int((~np.isfinite(X[readable]).all(1)).sum())
     if bad:
         raise NotFiniteError(

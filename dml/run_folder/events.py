@@ -40,7 +40,6 @@ class End:
     class names, n x h x w x 3 uint8."""
 
     settings: Mapping[str, object]
-    scores: Mapping[str, float]
     embeddings: Tensor
     names: Sequence[str]
     thumbnails: Tensor

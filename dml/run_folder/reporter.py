@@ -18,9 +18,9 @@ from dml.run_folder.clock import Clock
 from dml.run_folder.events import Pairs, Training
 from dml.run_folder.journal import Journal
 from dml.run_folder.progress import Progress
+from shards.output import EVERY, time_left
 
-HISTOGRAMS = 10  # lines of metrics per histogram
-HEARTBEAT = 60  # seconds between two lines where there is no terminal for a bar
+HISTOGRAMS = 10  # lines of metrics per histogram, after that of the first line
 
 
 class Reporter:
@@ -38,7 +38,8 @@ class Reporter:
     ) -> None:
         self.team, self.journal, self.plan, self.run = team, journal, plan, run
         self.loss_fn, self.clock, self.progress = loss_fn, clock, progress
-        self.last_heartbeat = time.monotonic()
+        self.first_step = progress.step
+        self.started = self.last_line = time.monotonic()
         hide = None if team.first else True  # None: shown on a terminal only
         self.bar = tqdm(total=plan.steps, initial=progress.step, unit="step", disable=hide)
 
@@ -47,8 +48,9 @@ class Reporter:
     ) -> None:
         """After every step. embeddings and labels: of this process."""
         self.bar.update()
-        step = self.progress.step
-        if step % self.run.log_steps:
+        self.show(f"{metrics['loss']:.4f}")
+        step, every = self.progress.step, self.run.log_steps
+        if step % every:
             return
         pairs = pair_report(self.loss_fn.loss, embeddings, labels, self.loss_fn.tile, Wire())
         seen = {
@@ -61,15 +63,24 @@ class Reporter:
         }
         timing = self.clock.timing(self.plan.batch_size, self.loss_fn.wire.bytes_sent)
         self.journal.log(Training(step, seen, timing))
-        if step % (HISTOGRAMS * self.run.log_steps) == 0:
+        if step == every or step % (HISTOGRAMS * every) == 0:
             self.journal.log(Pairs(step, pairs))
-        self.show(step, f"{metrics['loss']:.4f}", timing["images_per_second"])
 
-    def show(self, step: int, loss: str, images_per_second: float) -> None:
-        self.bar.set_postfix(loss=loss)
-        if self.bar.disable and time.monotonic() - self.last_heartbeat > HEARTBEAT:
-            self.last_heartbeat = time.monotonic()
-            self.team.say(f"step {step:,}  loss {loss}  {images_per_second:,.0f} images/s")
+    def show(self, loss: str) -> None:
+        """On a terminal in the bar, elsewhere in a line per minute."""
+        self.bar.set_postfix(loss=loss, refresh=False)
+        now = time.monotonic()
+        if self.bar.disable and now - self.last_line >= EVERY:
+            self.last_line = now
+            self.team.say(self.line(loss, now - self.started))
+
+    def line(self, loss: str, seconds: float) -> str:
+        """seconds: since this start of the run, evaluations and checkpoints included."""
+        step, steps = self.progress.step, self.plan.steps
+        speed = (step - self.first_step) / seconds
+        images = speed * self.plan.batch_size
+        left = time_left(steps - step, speed)
+        return f"step {step:,} of {steps:,}  loss {loss}  {images:,.1f} images/s  {left}"
 
     def close(self) -> None:
         self.bar.close()

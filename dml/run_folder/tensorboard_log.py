@@ -11,10 +11,10 @@ import numpy as np
 from dml.gpw.monitor import Histogram, PairReport
 from dml.run_folder.events import End, Evaluation, Event, Pairs, Training
 
-# metric or timing -> its name in TensorBoard
+# metric or timing -> its name in TensorBoard, which sorts by name: main comes first
 NAMES = {
+    "loss": "main/loss",
     "images": "train/images",
-    "loss": "train/loss",
     "lr": "train/learning_rate",
     "gradient_norm": "train/gradient_norm",
     "anchors_mined": "pairs/anchors_mined",
@@ -30,6 +30,10 @@ NAMES = {
     "bytes_sent": "speed/bytes_sent",
     "memory_bytes": "speed/memory_bytes",
 }
+
+
+def score_name(split: str, score: str) -> str:
+    return f"main/{split}_{score}" if score == "recall@1" else f"{split}/{score}"
 
 
 class TensorBoard:
@@ -54,7 +58,7 @@ class TensorBoard:
                 self.pairs(step, report)
             case Evaluation(step, split, scores, picture):
                 for key, value in scores.items():
-                    self.writer.add_scalar(f"{split}/{key}", value, step)
+                    self.writer.add_scalar(score_name(split, key), value, step)
                 image = np.asarray(picture)
                 self.writer.add_image(f"{split}/nearest", image, step, dataformats="HWC")
                 self.writer.flush()
@@ -97,9 +101,11 @@ class TensorBoard:
             key: value if isinstance(value, bool | int | float | str) else str(value)
             for key, value in end.settings.items()
         }
-        scores = {f"test/{key}": score for key, score in end.scores.items()}
-        # the table shows the last of these scores, which is the final evaluation's
-        for summary in hparams(settings, scores):  # type: ignore[no-untyped-call]
+        # Without the description of the experiment, which comes first, TensorBoard finds out by itself
+        # which settings differ between the runs and shows these. The table has the last value of every
+        # scalar, of the test scores that of the final evaluation.
+        _, start, end_of_session = hparams(settings, {})  # type: ignore[no-untyped-call]
+        for summary in (start, end_of_session):
             self.writer.file_writer.add_summary(summary)
 
     def thread_failed(self, failure: Any) -> None:
