@@ -1,26 +1,36 @@
 """All numbers that follow from a config, the number of processes and the size of the dataset.
 
 python -m dml.plan --config configs/sop_bs1000.yaml --processes 8
+python -m dml.plan --config configs/icons_mini.yaml --processes 2 --measure
 """
 
 import argparse
+import json
 import math
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from fractions import Fraction
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 from dml.catalogue import DATASETS
 from dml.config import Config, add_arguments, load
 from dml.config.sections import MOST_WORKERS
 from dml.cost import loss_bytes_sent, loss_flops, loss_memory
-from dml.errors import ConfigError
+from dml.errors import ConfigError, Mistake
 from dml.rules import MOST_STEPS, Problem
 from shards.output import exit_code
 
 LARGEST_MEMORY = 2**44  # bytes per process: 16 TiB, more than a machine has
+WARM_UP, MEASURED = 2, 6  # steps of --measure: the first ones start the workers
 ASSUMED_SIZE = 224  # pixels of the side of an image where data.size leaves it to the backbone
 
 
@@ -46,7 +56,10 @@ class Plan:
         return asdict(self)
 
     def __str__(self) -> str:
-        rows = {
+        return as_rows(self.rows())
+
+    def rows(self) -> dict[str, str]:
+        return {
             "batch size": f"{self.batch_size:,} images",
             "processes": f"{self.processes:,}",
             "images per process": f"{self.images_per_process:,}",
@@ -62,8 +75,11 @@ class Plan:
             "memory of the loss": f"{_size(self.loss_memory)} per process",
             "work of the loss": f"{self.loss_flops / 1e9:,.3g} GFLOP per process and step",
         }
-        width = max(map(len, rows))
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def as_rows(rows: Mapping[str, str]) -> str:
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
 
 def _known(number: float | None) -> str:
@@ -200,6 +216,66 @@ def built_sizes(config: Config) -> tuple[int | None, int | None]:
     return train.get("classes"), train.get("images")
 
 
+def measure(files: Sequence[str], sets: Sequence[str], processes: int) -> float:
+    """Images per second of some real steps on this machine, of all processes together. The training
+    program makes them, in a folder that is removed afterwards. Mistake if it ends before."""
+    program = ["dml.train", "--config", *files, "--set", *sets]
+    if processes > 1:
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        program = [*torchrun, "-m", *program]
+    with tempfile.TemporaryDirectory(prefix="dml-measure-") as folder:
+        steps_alone = ["eval.every_steps=null", "eval.validation_classes=0", "eval.patience=null"]
+        steps_alone += ["eval.untrained=false", "length.epochs=null", "length.images=null"]
+        steps_alone += [f"length.steps={MOST_STEPS}", "run.log_steps=1"]
+        here = [f"run.dir={json.dumps(folder)}", "run.name=run"]
+        run = subprocess.Popen(
+            [sys.executable, "-m", *program, *steps_alone, *here],
+            env={**os.environ, "TMPDIR": folder},  # torch leaves files there
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # so that all its processes can be ended together
+        )
+        timing = Path(folder, "run", "timing.jsonl")
+        try:
+            while run.poll() is None and count_lines(timing) < WARM_UP + MEASURED:
+                time.sleep(0.2)
+            speeds = [json.loads(line) for line in timing.read_text().splitlines()[WARM_UP:]]
+        except FileNotFoundError:
+            speeds = []
+        finally:
+            said = end(run)
+    if len(speeds) < MEASURED:
+        own = [line for line in said.splitlines() if line.startswith("dml/train.py: ")]
+        why = own[-1].removeprefix("dml/train.py: ") if own else said[-1000:]
+        raise Mistake(f"--measure: the training ended after {len(speeds)} steps: {why}")
+    return float(median(line["images_per_second"] for line in speeds))
+
+
+def count_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def end(run: "subprocess.Popen[str]") -> str:
+    """End all processes of a training; return what it said."""
+    for sent, patience in ((signal.SIGTERM, 60), (signal.SIGKILL, None)):
+        if run.poll() is None:
+            os.killpg(run.pid, sent)
+        try:
+            return run.communicate(timeout=patience)[1]
+        except subprocess.TimeoutExpired:
+            continue
+    raise AssertionError("communicate without a time-out returns")
+
+
+def measured_rows(plan: Plan, speed: float) -> dict[str, str]:
+    hours = timedelta(seconds=round(plan.images / speed))
+    return {
+        "measured": f"{speed:,.1f} images/s on this machine, median of {MEASURED} steps",
+        "estimated time": f"{hours} for {plan.steps:,} steps, without evaluations",
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m dml.plan",
@@ -209,10 +285,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--processes", type=int, default=1, metavar="N", help="how many (default: %(default)s)"
     )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="make a few steps on this machine and estimate the time of the run; nothing is kept",
+    )
     arguments = parser.parse_args(argv)
     try:
         config = load(arguments.config, arguments.set)
-        print(plan(config, arguments.processes, *built_sizes(config)))
+        found = plan(config, arguments.processes, *built_sizes(config))
+        rows = found.rows()
+        if arguments.measure:
+            speed = measure(arguments.config, arguments.set, found.processes)
+            rows |= measured_rows(found, speed)
+        print(as_rows(rows))
     except ValueError as error:  # ConfigError, or ShardError for damaged shards
         print(error, file=sys.stderr)
         return 2

@@ -13,6 +13,7 @@ from runs import Launched
 from dml.config import Data, load
 from dml.distributed.workers import loader_workers
 from dml.gpw.monitor import PairReport
+from dml.plan import main as plan_program
 from dml.plan import plan
 from dml.run_folder import reporter
 from dml.run_folder.events import Pairs
@@ -153,3 +154,43 @@ def test_libraries_are_quiet_and_a_log_has_no_carriage_return(tmp_path):
     assert run.end() == [0, 0], run.said
     assert not re.search("warning", run.said, re.IGNORECASE), run.said
     assert "\r" not in run.log.read_bytes().decode()
+
+
+# ---- python -m dml.plan --measure -------------------------------------------------------------------
+
+MINI = [
+    "--config",
+    str(ROOT / "configs/icons_mini.yaml"),
+    "--set",
+    "data.size=16",
+    "batch.classes=16",
+]
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_plan_measures_some_steps_and_keeps_nothing(processes, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.chdir(ROOT)
+    before = set((ROOT / "runs").glob("*"))
+    assert plan_program([*MINI, "length.epochs=2", "--processes", processes, "--measure"]) == 0
+    said = capsys.readouterr().out
+    speed = float(
+        re.search(r"^measured +([\d,.]+) images/s", said, re.MULTILINE)[1].replace(",", "")
+    )
+    found = re.search(r"^estimated time +(\d+):(\d+):(\d+) for (\d+) steps", said, re.MULTILINE)
+    hours, minutes, seconds, steps = map(int, found.groups())
+    assert steps == 63  # by hand: 2 epochs of 1,500 images in batches of 48
+    assert 3600 * hours + 60 * minutes + seconds == pytest.approx(63 * 48 / speed, abs=1)
+    assert list(tmp_path.iterdir()) == []
+    assert set((ROOT / "runs").glob("*")) == before
+
+
+@pytest.mark.training
+def test_a_plan_that_cannot_be_measured_says_why(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert plan_program([*MINI, "model.weights=nowhere.pth", "--measure"]) == 2
+    said = capsys.readouterr().err
+    assert "--measure: the training ended after 0 steps: model.weights = nowhere.pth" in said
+    assert "Traceback" not in said
