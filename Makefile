@@ -10,9 +10,16 @@ help: ## this list
 
 setup: $(STAMP) ## create .venv with everything the tests need
 
-# torch is installed first and pinned: a range would allow the newest release and download gigabytes
+# A .venv that is half-made, or of a Python that is too old, is made anew. torch is installed first and
+# pinned: a range would allow the newest release and download gigabytes.
+RECENT := import sys; sys.exit(sys.version_info < (3, 10))
+ANOTHER := name another with make setup PYTHON=/path/to/python3
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PYTHON) -c '$(RECENT)' 2>/dev/null || { echo "make setup: $(PYTHON) is" \
+		"$$($(PYTHON) --version 2>&1 | head -n 1), and dml needs Python 3.10 or newer; $(ANOTHER)" >&2; exit 1; }
+	@$(BIN)/python -c 'import pip; $(RECENT)' 2>/dev/null || { rm -rf .venv && \
+		$(PYTHON) -m venv .venv >/dev/null 2>&1; } || { rm -rf .venv; echo "make setup: $(PYTHON) cannot" \
+		"make a virtual environment; on Debian, apt install python3-venv, or $(ANOTHER)" >&2; exit 1; }
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev,icons,cars196,pretrained,slurm]'
 	$(BIN)/python -m pip install -q -c constraints.txt setuptools wheel ninja
