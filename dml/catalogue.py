@@ -55,6 +55,16 @@ PARAMETER_MEANINGS = {
 }
 
 
+# a word of other programs -> what it may mean here, the likeliest first
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "margin": ("eps", "lam"),
+    "epsilon": ("eps",),
+    **dict.fromkeys(("base", "thresh", "threshold", "lambda"), ("lam",)),
+    **dict.fromkeys(("scale_pos", "pos_scale"), ("alpha",)),
+    **dict.fromkeys(("scale_neg", "neg_scale"), ("beta",)),
+}
+
+
 def complete_loss(
     name: object, given: Mapping[str, object]
 ) -> tuple[dict[str, Parameter], list[Problem]]:
@@ -67,7 +77,9 @@ def complete_loss(
     parameters, problems = dict(defaults), list[Problem]()
 
     def unknown(key: str, value: object) -> Problem:
-        fix = f"{did_you_mean(key, defaults)}{name} takes {', '.join(defaults)}"
+        meant = next((each for each in SYNONYMS.get(key, ()) if each in LOSS_PARAMETERS[name]), key)
+        close = f"did you mean {meant}? " if meant != key else did_you_mean(key, defaults)
+        fix = f"{close}{name} takes {', '.join(defaults)}"
         return Problem(key, value, "unknown parameter", fix)
 
     for key, value in given.items():

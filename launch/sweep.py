@@ -14,7 +14,7 @@
 
 A later axis overrides an earlier one, and every axis overrides `set`. Parameters of a loss belong in
 the same layer as its loss.name, or in a later one. The runs of configs/sweeps/NAME.yaml go into
-runs/NAME/; a run's name consists of its labels and its seed: bs20-embedding_size64-slow-seed0.
+NAME/ inside run.dir, which is `runs` unless a config says otherwise; a run's name consists of its labels and its seed: bs20-embedding_size64-slow-seed0.
 """
 
 import json
@@ -29,7 +29,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dml.config import Config, Loss, load, parse, read_yaml
+from dml.config import Config, Loss, Run, load, parse, read_yaml
 from dml.errors import ConfigError
 from dml.plan import Plan, built_sizes, plan
 from dml.rules import Problem, did_you_mean, shortened, unknown_keys
@@ -142,7 +142,9 @@ def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
 
     runs: list[SweepRun] = []
     points = list(product(product(*axes.values()), seeds))
-    loss = _loss_of(files, [common.overrides, *(point.overrides for point in points[0][0]), last])
+    loss, root = _base_of(
+        files, [common.overrides, *(point.overrides for point in points[0][0]), last]
+    )
     for chosen, seed in points:
         labels = [point.label for point in chosen]
         name = "-".join([*labels, f"seed{seed}"])
@@ -159,7 +161,7 @@ def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
             problems.add(f"{key} = {shortened(overrides[key], 60)}: the sweep sets it; remove it")
         overrides |= {
             "run.name": as_text(name),
-            "run.dir": _inside(overrides.get("run.dir", "runs"), path.stem),
+            "run.dir": _inside(overrides.get("run.dir", root), path.stem),
             "run.seed": as_text(seed),
         }
         texts = tuple(f"{key}={value}" for key, value in overrides.items())
@@ -281,14 +283,16 @@ def _inside(folder: str, name: str) -> str:
         return folder  # not YAML; loading the config reports it
 
 
-def _loss_of(files: Sequence[str], layers: Iterable[Overrides]) -> str:
-    """The base's loss.name. The layers are added because a base alone need not be complete."""
+def _base_of(files: Sequence[str], layers: Iterable[Overrides]) -> tuple[str, str]:
+    """The base's loss.name and run.dir. The layers are added because a base alone need not be
+    complete."""
     others = {**_overlay(layers, Loss.name), "run.name": "base"}
-    texts = [f"{key}={value}" for key, value in others.items() if not key.startswith("loss.")]
+    own = {key: v for key, v in others.items() if not key.startswith("loss.") and key != "run.dir"}
     try:
-        return load(files, texts).loss.name
+        base = load(files, [f"{key}={value}" for key, value in own.items()])
     except ConfigError:  # reported with the runs
-        return Loss.name
+        return Loss.name, Run.dir
+    return base.loss.name, as_text(base.run.dir)
 
 
 def _overlay(layers: Iterable[Overrides], loss: str) -> Overrides:

@@ -201,7 +201,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        reason = "the disk is full" if full else str(error)
+        ours = str(error.filename).startswith(f"{args.out.absolute()}.partial")
+        reason = f"{error.strerror}; choose another --out" if ours else str(error)
+        reason = "the disk is full" if full else reason
         print(f"error: {args.out} was not built: {reason}", file=sys.stderr)
         return 2
     print(_summary(manifest, args.out, time.perf_counter() - start))

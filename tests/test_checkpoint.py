@@ -1,5 +1,6 @@
 """A checkpoint is complete or absent, whatever happens while it is written."""
 
+import errno
 import json
 import os
 import shutil
@@ -207,3 +208,20 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"file/step-00000001 cannot be written"):
         write_step(tmp_path / "file", state(1), tensors(1))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_full_disk_speaks_of_an_earlier_checkpoint_only_if_there_is_one(
+    before, root, tmp_path, monkeypatch
+):
+    place = root if before else tmp_path / "first"
+
+    def full(path, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "write_synced", full)
+    with pytest.raises(CheckpointError) as error:
+        write_step(place, state(300), tensors(300))
+    kept = "the one before is kept, and the same command resumes from it"
+    new = "there is none before it; make room, and the same command starts the run again"
+    assert str(error.value).endswith(kept if before else new)

@@ -17,6 +17,7 @@ from dml.catalogue import LOSS_PARAMETERS
 from dml.config import EXECUTION, SECTIONS, Config, Length, load, to_dict, to_yaml
 from dml.config.reference import reference
 from dml.config.sections import KEYS
+from dml.config.synonyms import SYNONYMS
 from dml.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -182,8 +183,14 @@ FIX = (
         (b"- 1\n- 2\n", "is not a mapping of sections"),
         (b"hello", "is not a mapping of sections"),
         (b"\xff\xfe\x00", "is not UTF-8"),
-        (b"batch: {classes: 2, classes: 3}", "line 1 is not YAML: the key 'classes' appears twice"),
-        (b"run: {}\nrun: {}", "line 1 is not YAML: the key 'run' appears twice"),
+        (
+            b"batch: {classes: 2, classes: 3}",
+            "line 1 is not YAML: the key 'classes' is there twice, first in line 1",
+        ),
+        (
+            b"run: {}\nbatch: {}\nrun: {}",
+            "line 3 is not YAML: the key 'run' is there twice, first in line 1",
+        ),
         (b"a: 1\nb: [", "line 2 is not YAML: expected the node content, but found '<stream end>'"),
         (b"a: 1\n--- \nb: 2", "line 2 is not YAML: but found another document"),
         (b"extends: 5", "extends must be a path or a list of paths"),
@@ -479,6 +486,58 @@ def test_a_config_is_a_value_that_cannot_change() -> None:
     assert hash(config) == hash(load([ROOT / "configs" / "sop_bs1000.yaml"]))
     config.loss.parameters["beta"] = 3
     assert config.loss.parameters["beta"] == 40
+
+
+# ---- words of other programs ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sets", "meant"),
+    [
+        ("optim.learning_rate=1e-4", "optim.lr"),
+        ("learning_rate=1e-4", "optim.lr"),
+        ("lr=1e-4", "optim.lr"),
+        ("train.lr=1e-4", "optim.lr"),
+        ("optim.epochs=3", "length.epochs"),
+        ("epochs=3", "length.epochs"),
+        ("batch.size=64", "batch.classes and batch.per_class"),
+        ("data.batch_size=64", "batch.classes and batch.per_class"),
+        ("batch-size=64", "batch.classes and batch.per_class"),
+        ("data.num_workers=4", "data.workers"),
+        ("margin=0.1", "loss.lam"),
+        ("loss.margin=0.1", "eps"),
+        ("loss.scale_neg=40", "beta"),
+        ("data.image_size=96", "data.size"),
+        ("optim.optimizer=sgd", "optim.name"),
+        ("run.output_dir=x", "run.dir"),
+    ],
+)
+def test_words_of_other_programs_are_understood(sets: str, meant: str) -> None:
+    (line,) = problems("base.yaml", sets=(sets,))
+    assert f"did you mean {meant}? " in line
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("batch_size: 64", "batch.classes and batch.per_class"), ("base: x", "extends")],
+)
+def test_also_at_the_top_of_a_file(text: str, meant: str) -> None:
+    write("other.yaml", text)
+    assert f"did you mean {meant}? " in problems("base.yaml", "other.yaml")[0]
+
+
+def test_every_synonym_leads_to_a_key() -> None:
+    for meant in SYNONYMS.values():
+        for key in meant.split(" and "):
+            assert key in (*KEYS, "loss.lam", "loss.eps", "extends")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("multi_similarity", "eps"), ("triplet", "lam"), ("ms_weighting", "lam")]
+)
+def test_a_margin_is_what_the_loss_calls_one(name: str, meant: str) -> None:
+    (line,) = problems("base.yaml", sets=(f"loss.name={name}", "loss.margin=0.1"))
+    assert f"did you mean {meant}? " in line
 
 
 # ---- docs/config.md --------------------------------------------------------------------------

@@ -133,6 +133,16 @@ def test_runs_of_a_sweep_share_a_folder(sweep):
     assert run.config.run.dir == "/tmp/x/study"
 
 
+def test_runs_go_where_the_base_says(sweep, tmp_path):
+    (tmp_path / "base.yaml").write_text(f"{BASE}\nrun: {{dir: big disk/runs}}\n")
+    (run,) = sweep("").runs
+    assert run.config.run.dir == "big disk/runs/study"
+    (run,) = sweep("set: {run.dir: other}").runs
+    assert run.config.run.dir == "other/study"
+    (run,) = sweep("set: {loss.name: nca}", ("run.dir=/tmp/x",)).runs
+    assert run.config.run.dir == "/tmp/x/study"
+
+
 def test_labels_that_yaml_would_take_for_numbers(sweep):
     (run,) = sweep("grid: {batch: {1e5: {batch.classes: 4}}}").runs
     assert run.config.run.name == run.name == "100000.0-seed0"

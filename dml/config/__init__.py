@@ -3,6 +3,7 @@
 - `sections`: the frozen dataclasses, their defaults and rules
 - `loading`: files, `extends` and --set into a Config
 - `yaml12`: the YAML that is read and written
+- `synonyms`: what a user may have meant by an unknown key
 - `reference`: docs/config.md, which `python -m dml.config` prints
 """
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dml.catalogue import DATASETS, complete_loss
-from dml.config.sections import KEYS, SECTIONS, Config, Loss
+from dml.config.sections import SECTIONS, Config, Loss
+from dml.config.synonyms import suggestion
 from dml.config.yaml12 import dump, parse, read_yaml
 from dml.errors import ConfigError
 from dml.rules import ANY, Problem, Rule, did_you_mean, fit, one_of, unknown_keys
@@ -74,7 +75,7 @@ def _read_file(
         layers += _read_file(where, (*chain, path.resolve()), problems, files)
 
     def unknown(name: object, section: object) -> Problem:
-        fix = f"{did_you_mean(name, SECTIONS)}the sections are {', '.join(SECTIONS)}"
+        fix = f"{suggestion(name, SECTIONS)}the sections are {', '.join(SECTIONS)}"
         return Problem(str(name), section, "unknown section", fix, str(path))
 
     problems += unknown_keys(tree, SECTIONS, unknown)
@@ -96,7 +97,7 @@ def _read_sets(sets: Iterable[str], problems: list[Problem]) -> _Layer:
         path, equals, value = text.partition("=")
         section, _, key = path.partition(".")
         if not (equals and key):
-            fix = "for example --set batch.classes=16"
+            fix = f"{suggestion(path) if not key else ''}for example --set batch.classes=16"
             problems.append(Problem(f"--set {text}", None, "must be section.key=value", fix))
         elif section not in SECTIONS:
             elsewhere[path] = value
@@ -107,7 +108,8 @@ def _read_sets(sets: Iterable[str], problems: list[Problem]) -> _Layer:
                 problems.append(Problem(path, value, str(error), "quote the value", "--set"))
 
     def unknown(path: str, value: object) -> Problem:
-        fix = f"{did_you_mean(path.partition('.')[0], SECTIONS)}the sections are {', '.join(SECTIONS)}"
+        section = did_you_mean(path.partition(".")[0], SECTIONS) or suggestion(path)
+        fix = f"{section}the sections are {', '.join(SECTIONS)}"
         return Problem(path, value, "unknown section", fix, "--set")
 
     problems += unknown_keys(elsewhere, (), unknown)
@@ -139,9 +141,7 @@ def _read_section(name: str, given: Mapping[str, object], problems: list[Problem
     hints, settings = get_type_hints(section), {f.name: f for f in fields(section)}
 
     def unknown(key: str, value: object) -> Problem:
-        elsewhere = [path for path in KEYS if path.endswith(f".{key}")]
-        close = did_you_mean(key, settings, f"{name}.")
-        close = f"did you mean {elsewhere[0]}? " if len(elsewhere) == 1 else close
+        close = suggestion(f"{name}.{key}", settings, f"{name}.")
         fix = f"{close}{name} has {', '.join(settings)}"
         return Problem(f"{name}.{key}", value, "unknown key", fix)
 

@@ -5,7 +5,6 @@ expands aliases of aliases without limit: some lines of YAML can stand for more 
 """
 
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,15 @@ TAG = "tag:yaml.org,2002:"
 class _Reader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep)
-        keys = Counter(key.value for key, _ in node.value)
-        twice = [key for key, count in keys.items() if count > 1]
-        if twice:
-            text = f"the key {twice[0][:60]!r} appears twice"
-            raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
+        first: dict[Any, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.value in first:
+                text = (
+                    f"the key {key.value[:60]!r} is there twice, first in line {first[key.value]}"
+                )
+                raise yaml.constructor.ConstructorError(None, None, text, key.start_mark)
+            first[key.value] = line
         return mapping
 
     def flatten_mapping(self, node: Any) -> None:

@@ -77,7 +77,9 @@ def refuse_occupied(folder: Path, overwrite: bool) -> None:
         )
     above = next(path for path in folder.absolute().parents if path.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
-        raise EmbeddedError(f"{folder} cannot be made: {above} cannot be written; another --out?")
+        raise EmbeddedError(
+            f"{folder} cannot be made: {above} cannot be written; give another --out"
+        )
 
 
 def is_ours(folder: Path) -> bool:

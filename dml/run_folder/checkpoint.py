@@ -71,9 +71,11 @@ def write(root: Path, name: str, state: Mapping[str, Any], tensors: Mapping[str,
         sync_folder(root)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)  # what is in it may fill the disk
+        kept = any(states(root).values())
+        then = "the one before is kept, and" if kept else "there is none before it; make room, and"
+        again = "resumes from it" if kept else "starts the run again"
         raise CheckpointError(
-            f"the checkpoint {final} cannot be written: {error.strerror}; the one before is kept, "
-            "resume from it with the same command"
+            f"the checkpoint {final} cannot be written: {error.strerror}; {then} the same command {again}"
         ) from None
     return final
 

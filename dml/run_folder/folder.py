@@ -14,6 +14,7 @@ runs/NAME/
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -55,15 +56,19 @@ def open_folder(config: Config) -> IO[str]:
                 refuse_another(folder, load(path), config)
             unless_refused.pop_all()
     except OSError as error:
-        raise RunError(
-            f"the run's folder {folder} cannot be written: {error.strerror}; set run.dir to a "
-            "folder that can"
-        ) from None
+        raise unwritable(folder, error) from None
     except ConfigError as error:
         raise RunError(
             f"{path} is not a config of this version ({error.problems[0]}); set another run.name"
         ) from None
     return lock
+
+
+def unwritable(folder: Path, error: OSError) -> RunError:
+    return RunError(
+        f"the run's folder {folder} cannot be written: {error.strerror}; set run.dir to a folder that "
+        "can"
+    )
 
 
 def hold(folder: Path) -> IO[str]:
@@ -72,7 +77,9 @@ def hold(folder: Path) -> IO[str]:
         file = open_lock(folder / ".lock")
         free = try_lock(file, patience=PATIENCE)
     except OSError as error:
-        raise RunError(f"{folder}/.lock cannot be locked: {error.strerror}") from None
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise unwritable(folder, error) from None
+        raise RunError(f"{folder}/.lock cannot be locked: {error.strerror}; remove it") from None
     os.register_at_fork(after_in_child=file.close)  # a loader's worker does not hold the lock
     if not free:
         raise RunError(
