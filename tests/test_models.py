@@ -364,6 +364,49 @@ def test_a_file_in_the_published_layout_is_loaded(tmp_path, name, head):
     assert all(torch.equal(own[k], v) for k, v in state.items())
 
 
+# How the same ResNet-50 lies in published files and in other people's checkpoints. timm's resnet50 has
+# the names of torchvision's.
+LAYOUTS = {
+    "torchvision.pth": lambda s: s,
+    "timm.safetensors": lambda s: s,
+    "data_parallel.pth": lambda s: {f"module.{k}": v for k, v in s.items()},
+    "checkpoint.pth": lambda s: {"epoch": 3, "arch": "resnet50", "state_dict": s},
+    "nested.pth": lambda s: {
+        "state_dict": {f"module.model.{k}": v for k, v in s.items()},
+        "optimizer": {"state": {}, "param_groups": [{"lr": 0.1}]},
+    },
+    "lightning.pth": lambda s: {"model_state_dict": {f"_orig_mod.{k}": v for k, v in s.items()}},
+    "model.pth": lambda s: {"model": s, "step": 10},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_resnet50_in_the_layouts_of_others(tmp_path, layout):
+    state = {
+        k: torch.full_like(v, 2) for k, v in BACKBONES["resnet50"]().module.state_dict().items()
+    }
+    classifier = {"fc.weight": torch.ones(1000, 2048), "fc.bias": torch.ones(1000)}
+    path, content = str(tmp_path / layout), LAYOUTS[layout]({**state, **classifier})
+    if layout.endswith(".safetensors"):
+        save_file(content, path)
+    else:
+        torch.save(content, path)
+    own = make("resnet50", weights=path).backbone.state_dict()
+    assert all(torch.equal(own[k], v) for k, v in state.items())
+
+
+def test_a_prefix_that_not_all_keys_have_belongs_to_the_keys(tmp_path):
+    state = BACKBONES["resnet50"]().module.state_dict()
+    state["model.extra"] = torch.ones(1)
+    path = save(tmp_path / "w.pth", state)
+    assert "1 unexpected (model.extra)" in refusal(backbone="resnet50", weights=path)
+
+
+def test_a_checkpoint_whose_inside_is_no_state_dict_is_refused(tmp_path):
+    path = save(tmp_path / "w.pth", {"model": "resnet50", "state_dict": {"lr": 0.1}})
+    assert "holds lr, not a state dict" in refusal(backbone="resnet50", weights=path)
+
+
 def written(model, path, kind):
     state = model.state_dict()
     if kind == "safetensors":

@@ -1,10 +1,15 @@
-"""Weights from files: a whole Embedder that dml saved, or a backbone in its published layout."""
+"""Weights from files: a whole Embedder that dml saved, or a backbone in its published layout.
+
+A file is .safetensors or of torch. It may be a training checkpoint that holds the state dict beside other
+things, and its keys may have the prefixes of wrappers. docs/weights.md lists published files.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -17,17 +22,28 @@ from shards.files import check_size
 from shards.item import escaped
 
 State = Mapping[str, Tensor]
+# where a training checkpoint keeps the state dict, and what wrappers put before every key
+INSIDE = ("state_dict", "model_state_dict", "model")
+WRAPPERS = ("module.", "model.", "_orig_mod.")
 
 
 def load_weights(model: Embedder, backbone: Backbone, name: str, path: str) -> None:
     """Load a file into the model. ModelError names keys that are missing, unexpected or of the wrong
     shape or type."""
-    state = {key.removeprefix("module."): value for key, value in read(path).items()}
+    state = unwrapped(read(path))
     if all(key.startswith(("backbone.", "head.")) for key in state):
         fit(state, model, path, name)
     else:
         kept = {k: v for k, v in state.items() if not k.startswith(backbone.classifier)}
         fit(kept, model.backbone, path, name)
+
+
+def unwrapped(state: State) -> State:
+    """The state without a prefix that all of its keys have."""
+    for prefix in WRAPPERS:
+        if state and all(key.startswith(prefix) for key in state):
+            return unwrapped({key.removeprefix(prefix): x for key, x in state.items()})
+    return state
 
 
 def read(path: str) -> State:
@@ -43,7 +59,7 @@ def read(path: str) -> State:
             f"model.weights = {path}: cannot be read ({error.strerror}); give another file"
         ) from None
     try:
-        state = (
+        state: Any = (
             load_file(file)
             if file.suffix == ".safetensors"
             else torch.load(file, weights_only=True, map_location="cpu")
@@ -55,6 +71,9 @@ def read(path: str) -> State:
             "holds more than tensors, and loading that could run any program: ask for the weights as "
             ".safetensors, or convert the file in a sandbox"
         ) from error
+    if isinstance(state, Mapping):
+        inside = map(state.get, INSIDE)
+        state = next((held for held in inside if isinstance(held, Mapping) and held), state)
     named = isinstance(state, Mapping) and all(isinstance(key, str) for key in state)
     if not named or not all(map(is_plain, state.values())):
         held = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
@@ -62,7 +81,7 @@ def read(path: str) -> State:
             f"model.weights = {path}: holds {escaped(held[:80])}, not a state dict of names and dense tensors; "
             "save the state dict alone"
         )
-    return state
+    return dict(state)
 
 
 def fit(state: State, module: torch.nn.Module, path: str, name: str) -> None:
