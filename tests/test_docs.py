@@ -7,6 +7,8 @@ with the reason and with what is checked instead. A program that is in none of t
 so a new command needs a change here only if it needs an input or hours of its own.
 """
 
+import contextlib
+import io
 import re
 import runpy
 import shlex
@@ -23,6 +25,7 @@ import torch
 import yaml
 from fleet import ROOT, environment
 from pictures import encode, make_folder, put
+from test_search import make_run
 from test_shards_icons import drawn_by
 from test_shards_icons import write as write_icons
 from test_shards_sources import make_cars_folders, make_cub200, make_inshop, make_sop
@@ -398,12 +401,48 @@ def test_programs_and_configs_of_a_page(page):
     for name in files(page):
         assert len(re.findall(rf"\b{Path(name).stem}\b", used)) > 1, f"{name} is used by no command"
     for block in blocks(page.read_text()):
-        if block.language == "python" and not NAMED.match(block.text):
+        if block.language == "python" and not NAMED.match(block.text) and page != FROM_PYTHON:
             embeddings = normalize(torch.randn(20, 8)).requires_grad_()
             names = {"embeddings": embeddings, "labels": torch.arange(5).repeat(4)}
             exec(block.text, names)  # noqa: S102
         if block.language == "yaml":
             assert isinstance(yaml.safe_load(block.text), dict)
+
+
+FROM_PYTHON = ROOT / "docs/python.md"
+
+
+def test_the_programs_of_a_notebook(tmp_path, monkeypatch):
+    """The blocks of docs/python.md, one after another in the same interpreter, whose output goes to a
+    stream that is no file."""
+    make_run(tmp_path / "runs/my_photos")
+    for name in ("mugs/1", "mugs/2", "cups/1", "cups/2"):
+        put(tmp_path / f"album/{name}.jpg", encode(sum(map(ord, name)), kind="JPEG"))
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    found = []
+    for block in blocks(FROM_PYTHON.read_text()):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(block.text, names)  # noqa: S102
+        found.append(printed.getvalue())
+    loaded, embedded, searched, whole = found
+    assert loaded == "32 pixels, 16 dimensions\n"
+    assert embedded == ""
+    assert names["X"].shape == (4, 16)
+    first, *others = searched.splitlines()
+    assert re.fullmatch(r"1\.000 album/cups/1\.jpg", first)
+    assert len(others) == 2
+    # the same neighbours from the programs, which leave out the query
+    assert re.findall(r"(\w+/\d\.jpg)  \w+$", whole, re.MULTILINE)[:2] == [
+        line.partition(" album/")[2] for line in others
+    ]
+
+
+def test_a_block_of_a_page_has_few_lines():
+    for block in blocks(FROM_PYTHON.read_text()):
+        lines = [x for x in block.text.splitlines() if x and not x.startswith(("import", "from"))]
+        assert len(lines) <= 5
 
 
 def without_blocks(page):

@@ -4,6 +4,7 @@ Oracles: the model itself, the evaluation of training, and a loop over all pairs
 """
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -791,3 +792,31 @@ def test_both_programs_from_any_folder(run, photos, tmp_path):
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.startswith("photos/cup/1.png  (cup)\n")
     assert (tmp_path / "found.png").exists()
+
+
+class Notebook:
+    """As little of a stream as print needs."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Notebook])
+def test_a_search_prints_to_any_stream(stream, tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run")
+    for n in range(3):
+        put(tmp_path / f"album/{n}.png", encode(n))
+    printed = stream()
+    with contextlib.redirect_stdout(printed):
+        assert embed.main([str(run), str(tmp_path / "album"), "--out", str(tmp_path / "out")]) == 0
+        query = str(tmp_path / "album/0.png")
+        assert search.main([str(run), str(tmp_path / "out"), query, "--k", "2"]) == 0
+    text = printed.getvalue() if isinstance(printed, io.StringIO) else printed.text
+    assert "1.png" in text
+    assert "2.png" in text
