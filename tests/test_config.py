@@ -547,7 +547,7 @@ def test_the_page_of_the_config_is_what_the_program_prints() -> None:
     command = [sys.executable, "-m", "dml.config"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     page = (ROOT / "docs" / "config.md").read_text()
-    assert page == printed, "write it again: .venv/bin/python -m dml.config > docs/config.md"
+    assert page == printed, "write it again: python -m dml.config > docs/config.md"
 
 
 def rows() -> dict[str, list[str]]:

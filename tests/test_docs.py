@@ -285,6 +285,7 @@ CHECKED = {
     "git": is_known,
     "cd": is_known,
     "venv": is_known,
+    "source": is_known,
 }
 
 
@@ -392,6 +393,22 @@ def test_no_command_hides_in_another_kind_of_block(page):
     programs = {"python", "accelerate", "torchrun", *CHECKED}
     if page.name != "log.md":  # which has the command of a result that is dated
         assert programs.isdisjoint(Path(word).name for word in indented)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=title)
+def test_python_is_called_in_one_way(page):
+    """As `python`, in the environment that the page says how to activate."""
+    text = page.read_text()
+    assert ".venv/bin/" not in text.replace("source .venv/bin/activate", "")
+    typed = [
+        Path(shlex.split(line)[0]).name
+        for block in blocks(text)
+        if block.language in ("bash", "console")
+        for line in commands(block)
+    ]
+    installed = {"python", "accelerate", "torchrun", "tensorboard", "pip", "pre-commit"}
+    if installed & set(typed):
+        assert "source .venv/bin/activate" in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)
@@ -529,7 +546,7 @@ def test_your_loop_has_the_gradient_of_the_whole_batch(whole_batch, name):
             "did you mean",
         ),
         ("make nonsense", "No rule to make target"),
-        (".venv/bin/pip install -e '.[nonsense]'", "nonsense"),
+        ("pip install -e '.[nonsense]'", "nonsense"),
     ],
 )
 def test_a_command_that_does_not_work_is_seen(text, words, tmp_path):

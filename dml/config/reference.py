@@ -26,10 +26,10 @@ HEAD = """\
 # The config: every key
 
 This page is the output of `python -m dml.config`; a test compares them. Change the text in
-`dml/config/sections.py` or `dml/catalogue.py`, then write the page again:
+`dml/config/sections.py` or `dml/catalogue.py`, then, after `source .venv/bin/activate`, write the page again:
 
 ```bash
-.venv/bin/python -m dml.config > docs/config.md
+python -m dml.config > docs/config.md
 ```
 
 A config is a YAML file with the sections below. Keys that are marked **may change** say how a run is
