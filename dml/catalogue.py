@@ -77,8 +77,8 @@ def complete_loss(
     parameters, problems = dict(defaults), list[Problem]()
 
     def unknown(key: str, value: object) -> Problem:
-        meant = next((each for each in SYNONYMS.get(key, ()) if each in LOSS_PARAMETERS[name]), key)
-        close = f"did you mean {meant}? " if meant != key else did_you_mean(key, defaults)
+        meant = [each for each in SYNONYMS.get(key, ()) if each in LOSS_PARAMETERS[name]]
+        close = f"did you mean {meant[0]}? " if meant else did_you_mean(key, defaults)
         fix = f"{close}{name} takes {', '.join(defaults)}"
         return Problem(key, value, "unknown parameter", fix)
 

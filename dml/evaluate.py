@@ -152,9 +152,8 @@ class Evaluator:
             if found.picture:
                 write_picture(folder, found.picture)
             some = self.thumbnails(self.subsets["test"], found.embeddings)
-            hidden = EXECUTION | {
-                "run.name"
-            }  # they differ between runs, and are no hyper-parameters
+            # these differ between runs and are no hyper-parameters
+            hidden = EXECUTION | {"run.name"}
             settings = {key: v for key, v in flatten(config).items() if key not in hidden}
             self.journal.log(events.End(settings, *some))
             if self.team.problem:

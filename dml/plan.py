@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 from statistics import median
@@ -27,7 +26,7 @@ from dml.config.sections import MOST_WORKERS
 from dml.cost import loss_bytes_sent, loss_flops, loss_memory
 from dml.errors import ConfigError, Mistake
 from dml.rules import MOST_STEPS, Problem
-from shards.output import exit_code
+from shards.output import duration, exit_code
 
 LARGEST_MEMORY = 2**44  # bytes per process: 16 TiB, more than a machine has
 WARM_UP, MEASURED = 2, 6  # steps of --measure: the first ones start the workers
@@ -228,51 +227,48 @@ def measure(files: Sequence[str], sets: Sequence[str], processes: int) -> float:
         steps_alone += ["eval.untrained=false", "length.epochs=null", "length.images=null"]
         steps_alone += [f"length.steps={MOST_STEPS}", "run.log_steps=1"]
         here = [f"run.dir={json.dumps(folder)}", "run.name=run"]
-        run = subprocess.Popen(
-            [sys.executable, "-m", *program, *steps_alone, *here],
-            env={**os.environ, "TMPDIR": folder},  # torch leaves files there
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # so that all its processes can be ended together
-        )
-        timing = Path(folder, "run", "timing.jsonl")
+        log, timing = Path(folder, "log"), Path(folder, "run", "timing.jsonl")
+        with log.open("wb") as errors:
+            run = subprocess.Popen(
+                [sys.executable, "-m", *program, *steps_alone, *here],
+                env={**os.environ, "TMPDIR": folder},  # torch leaves files there
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,  # so that all its processes can be ended together
+            )
         try:
-            while run.poll() is None and count_lines(timing) < WARM_UP + MEASURED:
+            while run.poll() is None and len(whole_lines(timing)) < WARM_UP + MEASURED:
                 time.sleep(0.2)
-            speeds = [json.loads(line) for line in timing.read_text().splitlines()[WARM_UP:]]
-        except FileNotFoundError:
-            speeds = []
         finally:
-            said = end(run)
-    if len(speeds) < MEASURED:
+            end(run)
+        said, steps = log.read_text(errors="replace"), whole_lines(timing)
+    if len(steps) < WARM_UP + MEASURED:
         own = [line for line in said.splitlines() if line.startswith("dml/train.py: ")]
         why = own[-1].removeprefix("dml/train.py: ") if own else said[-1000:]
-        raise Mistake(f"--measure: the training ended after {len(speeds)} steps: {why}")
-    return float(median(line["images_per_second"] for line in speeds))
+        raise Mistake(f"--measure: the training ended after {len(steps)} steps: {why}")
+    return float(median(json.loads(step)["images_per_second"] for step in steps[WARM_UP:]))
 
 
-def count_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file that may still grow; none if there is no file yet."""
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
-def end(run: "subprocess.Popen[str]") -> str:
-    """End all processes of a training; return what it said."""
-    for sent, patience in ((signal.SIGTERM, 60), (signal.SIGKILL, None)):
-        if run.poll() is None:
-            os.killpg(run.pid, sent)
-        try:
-            return run.communicate(timeout=patience)[1]
-        except subprocess.TimeoutExpired:
-            continue
-    raise AssertionError("communicate without a time-out returns")
+def end(run: "subprocess.Popen[bytes]") -> None:
+    """End all processes of a training, by force if it does not leave."""
+    if run.poll() is None:
+        os.killpg(run.pid, signal.SIGTERM)
+    try:
+        run.wait(60)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
 
 
 def measured_rows(plan: Plan, speed: float) -> dict[str, str]:
-    hours = timedelta(seconds=round(plan.images / speed))
     return {
-        "measured": f"{speed:,.1f} images/s on this machine, median of {MEASURED} steps",
-        "estimated time": f"{hours} for {plan.steps:,} steps, without evaluations",
+        "measured": f"{speed:,.1f} images/s on this machine, median of {MEASURED} steps or more",
+        "estimated time": f"{duration(plan.images / speed)} for {plan.steps:,} steps, without evaluations",
     }
 
 
@@ -288,7 +284,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--measure",
         action="store_true",
-        help="make a few steps on this machine and estimate the time of the run; nothing is kept",
+        help="make a few steps with N processes on this machine and estimate the time of the run; "
+        "nothing is kept",
     )
     arguments = parser.parse_args(argv)
     try:

@@ -14,7 +14,8 @@
 
 A later axis overrides an earlier one, and every axis overrides `set`. Parameters of a loss belong in
 the same layer as its loss.name, or in a later one. The runs of configs/sweeps/NAME.yaml go into
-NAME/ inside run.dir, which is `runs` unless a config says otherwise; a run's name consists of its labels and its seed: bs20-embedding_size64-slow-seed0.
+NAME/ inside run.dir, which is `runs` unless the base or the sweep says otherwise; a run's name consists
+of its labels and its seed: bs20-embedding_size64-slow-seed0.
 """
 
 import json

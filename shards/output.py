@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
+LONGEST = 10**9  # seconds that are shown: 30 years
 EVERY = 60  # seconds between two lines of progress where there is no terminal
 UNEXPECTED, STOPPED = 1, 130  # exit codes after an error that nobody foresaw, and after Ctrl-C
 
@@ -110,4 +111,8 @@ class Progress:
 
 def time_left(rest: float, speed: float) -> str:
     """speed: of the rest per second; 0 if nothing has been done yet."""
-    return f"{timedelta(seconds=round(rest / speed))} left" if speed > 0 else "unknown time left"
+    return f"{duration(rest / speed)} left" if speed > 0 else "unknown time left"
+
+
+def duration(seconds: float) -> timedelta:
+    return timedelta(seconds=round(min(seconds, LONGEST)))

@@ -133,13 +133,11 @@ def refuse_another(folder: Path, before: Config, config: Config) -> None:
 
 def write_settings(folder: Path, config: Config, plan: Plan) -> None:
     """Write config.yaml and plan.json."""
-    path = folder / "config.yaml"
     try:
-        write_whole(path, to_yaml(config).encode())
-        path = folder / "plan.json"
-        write_json(path, plan.to_dict())
+        write_whole(folder / "config.yaml", to_yaml(config).encode())
+        write_json(folder / "plan.json", plan.to_dict())
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from None
+        raise unwritable(folder, error) from None
 
 
 def sound_result(folder: Path) -> dict[str, Any] | None:

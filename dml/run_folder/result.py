@@ -76,9 +76,10 @@ def summary(folder: Path, result: Mapping[str, Any], config: Config) -> str:
 def advice(config: Config) -> str:
     """What to try after a run that ended below its start: first the loss that trains from such
     weights (docs/log.md), then smaller steps and fewer of them."""
-    better, other = ("authors", "paper") if config.model.weights else ("paper", "authors")
-    values = PRESETS["the authors' code" if other == "authors" else "the paper's text"]
-    loss = config.loss.parameters
-    unsuited = config.loss.name == "multi_similarity" and values.items() <= loss.items()
+    better, other = "paper", PRESETS["the authors' code"]
+    if config.model.weights:
+        better, other = "authors", PRESETS["the paper's text"]
+    loss = config.loss
+    unsuited = loss.name == "multi_similarity" and other.items() <= loss.parameters.items()
     first = f"add configs/presets/{better}.yaml to --config, or try " if unsuited else "try "
     return f"{first}a tenth of optim.lr, or fewer steps"
