@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from dml.config import Config
 from dml.errors import ConfigError
@@ -19,6 +20,7 @@ from launch.run_files import (
     read_config,
     read_failed,
     read_metrics,
+    read_planned_steps,
     read_restarts,
     read_result,
     read_speeds,
@@ -79,7 +81,7 @@ def _status_of(
     if changed:
         return RunStatus(run.name, OTHER, plan, note="; ".join(changed))
     result, failed = read_result(folder), read_failed(folder)
-    if result is not None and (plan is None or is_of_length(result, plan.steps)):
+    if result is not None and is_complete(result, run.config, plan):
         return RunStatus(run.name, DONE, plan, result["step"], result.get("recall@1"))
     step, recall, left = progress(folder, plan)
     if job is not None and not (failed and job.state == "COMPLETING"):
@@ -98,6 +100,18 @@ def _status_of(
     if run.name in jobs or folder.exists():
         return RunStatus(run.name, STOPPED, plan, step, recall, None, why_stopped(run, jobs))
     return RunStatus(run.name, NEW, plan)
+
+
+def is_complete(result: Mapping[str, Any], config: Config, plan: Plan | None) -> bool:
+    """Whether a result is of the length that the run is to have. If the length is as before, the plan
+    of the training decides: the one made here may not know the shards."""
+    folder, steps = folder_of(config), plan.steps if plan else None
+    if not (folder / CONFIG).exists() or read_config(folder).length == config.length:
+        try:
+            steps = read_planned_steps(folder)
+        except DamagedError:  # the result counts; the next start writes another plan
+            return True
+    return steps is None or is_of_length(result, steps)
 
 
 def changed_settings(folder: Path, config: Config) -> list[str]:

@@ -336,15 +336,28 @@ def test_a_run_of_another_config_is_not_this_one(study):
     assert "cancelled 0 jobs" in study("--cancel")
 
 
-def test_a_sweep_that_became_longer_is_not_finished(study):
-    for name, planned in (("a", 30), ("b", 20)):
-        study.folders[name].mkdir()
-        result = json.dumps({"step": planned, "recall@1": 0.5, "planned_steps": planned})
-        (study.folders[name] / "result.json").write_text(result)
-        (study.folders[name] / "config.yaml").write_text(to_yaml(study.runs[name].config))
-    said = study("--status")
-    assert "finished" in row(said, "a")
-    assert "stopped" in row(said, "b")
+# what config.yaml and plan.json say, and the length of the result, where the sweep asks for 30 steps
+@pytest.mark.parametrize(
+    ("before", "planned", "result", "state"),
+    [
+        (30, 30, 30, "finished"),
+        (20, 20, 20, "stopped"),  # the sweep became longer
+        (30, 30, 20, "stopped"),  # and its run has begun
+        (30, 31, 31, "finished"),  # the training knew the shards better
+        (30, None, None, "finished"),  # of an earlier version
+    ],
+)
+def test_a_sweep_that_became_longer_is_not_finished(tmp_path, before, planned, result, state):
+    sweep = Sweeping(tmp_path, {"a": {}}, **{"optim.schedule": "constant"})
+    folder = sweep.runs["a"]
+    folder.mkdir(parents=True)
+    config = to_yaml(read_sweep(sweep.path).runs[0].config)
+    (folder / "config.yaml").write_text(config.replace("steps: 30\n", f"steps: {before}\n"))
+    scores = {"step": 20, "recall@1": 0.5} | ({"planned_steps": result} if result else {})
+    (folder / "result.json").write_text(json.dumps(scores))
+    if planned:
+        (folder / "plan.json").write_text(json.dumps({"steps": planned}))
+    assert state in row(sweep("--status"), "a")
 
 
 def test_a_run_that_was_submitted_and_is_gone_has_stopped(study, monkeypatch):
