@@ -25,14 +25,14 @@ from pathlib import Path
 from dml.errors import MISTAKES, NotFiniteError, memory_sentence
 from shards.cores import available_cores
 from shards.item import ShardError
-from shards.output import STOPPED, run_program
+from shards.output import program_name, run_program
 
 DONE, NO_MEMORY, MISTAKE = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="dml/embed.py",
+        prog=program_name("dml/embed.py"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -70,20 +70,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    name = program_name("dml/embed.py")
     try:
         print(embed_images(args))
         return DONE
     except (*MISTAKES, NotFiniteError, OSError) as error:
-        print(f"dml/embed.py: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return MISTAKE
     except KeyboardInterrupt:
-        print("dml/embed.py: interrupted, nothing was written", file=sys.stderr)
+        print(f"{name}: interrupted, nothing was written", file=sys.stderr)
         return STOPPED
     except Exception as error:
         sentence = memory_sentence(error, "--batch", "--workers")
         if sentence is None:
             raise
-        print(f"dml/embed.py: {sentence}", file=sys.stderr)
+        print(f"{name}: {sentence}", file=sys.stderr)
         return NO_MEMORY
 
 

@@ -1,10 +1,17 @@
 """The errors that a user may cause. Each text says what is wrong, where, and what to do."""
 
 import errno
+import os
 from collections.abc import Sequence
 
 from dml.rules import Problem
 from shards.item import ShardError
+
+
+def in_full(path: str) -> str:
+    """A path as it was given, and where it points to."""
+    full = os.path.abspath(os.path.expanduser(path))
+    return path if path == full else f"{path} ({full})"
 
 
 class Mistake(ValueError):

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from dml.errors import MISTAKES, EmbeddedError, NotFiniteError
 from dml.run_folder.files import write_whole
 from shards.item import ShardError
-from shards.output import discard_output, escape_unprintable, run_program
+from shards.output import discard_output, program_name, run_program
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +47,7 @@ CHUNK = 256  # queries per product: 1 GB of similarities in a set of a million
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="dml/search.py",
+        prog=program_name("dml/search.py"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -74,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    name = program_name("dml/search.py")
     try:
         search(args)
         sys.stdout.flush()
@@ -82,10 +83,10 @@ def run(args: argparse.Namespace) -> int:
         discard_output()
         return DONE
     except (*MISTAKES, NotFiniteError, OSError) as error:
-        print(f"dml/search.py: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return MISTAKE
     except KeyboardInterrupt:
-        print("dml/search.py: interrupted", file=sys.stderr)
+        print(f"{name}: interrupted", file=sys.stderr)
         return STOPPED
 
 

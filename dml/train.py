@@ -1,6 +1,6 @@
 """Train an embedding, from shards to Recall@K.
 
-    accelerate launch dml/train.py --config configs/sop_bs1000.yaml
+    dml train --config configs/sop_bs1000.yaml --processes 8
     accelerate launch --multi_gpu --num_processes 8 dml/train.py --config ... --set loss.beta=40
 
 The same command again resumes a run that was interrupted; the number of processes may change.
@@ -20,20 +20,28 @@ from dml.config import Config, add_arguments, load
 from dml.distributed.signals import Interrupt, Interrupted
 from dml.errors import MISTAKES, NotFiniteError, memory_sentence
 from dml.plan import built_sizes, plan
-from shards.output import run_program
+from shards.output import program_name, run_program
 
 FINISHED, CRASHED, MISTAKE, DIVERGED = 0, 1, 2, 3
 INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="dml/train.py",
+        prog=program_name("dml/train.py"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(parser)
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run(make_parser().parse_args(argv))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train as one process of those that were launched."""
     config, problem = None, None
     try:
         config = load(arguments.config, arguments.set)
@@ -47,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def complain(error: Exception | str, code: int) -> int:
     if os.environ.get("RANK", "0") == "0":
-        print(f"dml/train.py: {error}", file=sys.stderr, flush=True)
+        print(f"{program_name('dml/train.py')}: {error}", file=sys.stderr, flush=True)
     return code
 
 
@@ -88,7 +96,7 @@ def train(config: Config | None, problem: Exception | None = None) -> int:
             sentence = memory_sentence(error)
             if sentence is None:
                 raise
-            print(f"dml/train.py: {sentence}", file=sys.stderr, flush=True)
+            print(f"{program_name('dml/train.py')}: {sentence}", file=sys.stderr, flush=True)
             return CRASHED
         leave_group()  # only where all processes have ended alike: it may wait for them
         return code

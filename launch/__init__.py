@@ -9,6 +9,7 @@
 - `submission` (submit, queued_jobs, cancel, batch_script): the jobs of a sweep in Slurm's queue
 - `job` (Job, job_of, finish): one run as a Slurm job
 - `local` (run_here): one run on this machine
+- `processes` (start_rank, wait, end, process_environment): the processes of a run on this machine
 - `run_files` (read_result, read_failed, read_metrics): the small files of a run, checked
 - `outcome` (record_outcome): how a run ended, and whether it is started again
 - `status` (RunStatus, status_of): the state of a run, from its folder and Slurm's queue

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 from dml.run_folder.folder import folder_of
 from dml.train import main as train
 from launch.outcome import note, record_outcome
+from launch.processes import process_environment
 from launch.run_files import FAILED
 from launch.slurm_commands import SlurmError, slurm
 from launch.sweep import SweepRun
@@ -69,22 +70,6 @@ def task_environment(here: "JobEnvironment") -> dict[str, str]:
     per_node = here.num_tasks // here.num_nodes
     ranks = (here.global_rank, here.local_rank)
     return process_environment(*ranks, here.num_tasks, per_node, here.hostnames[0], port)
-
-
-def process_environment(
-    rank: int, local_rank: int, processes: int, per_node: int, address: str, port: int
-) -> dict[str, str]:
-    """The variables that torch.distributed and accelerate read."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(per_node),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        # As torch's launchers set it; dml/distributed/processes.py divides the cores.
-        "OMP_NUM_THREADS": "1",
-    }
 
 
 def finish(folder: str, code: int) -> int:

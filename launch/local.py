@@ -1,20 +1,17 @@
 """One run on this machine, with the processes that Slurm would start on one node."""
 
-import os
 import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from launch.job import job_of, process_environment
+from launch.job import job_of
 from launch.outcome import LOCAL_PREFIX, STARTED, record_outcome
+from launch.processes import Process, end, free_port, start_rank, wait
 from launch.run_files import FAILED
 from launch.status import hold_run
-from launch.submission import ROOT, STRAGGLER_SECONDS
+from launch.submission import ROOT
 from launch.sweep import SweepError, SweepRun
 from shards.files import no_follow, remove
 
@@ -36,29 +33,21 @@ def run_here(run: SweepRun, update: Callable[[], None]) -> None:
             remove(folder / FAILED)
             processes = start(job.argv, logs, lock)
             try:
-                code = wait(processes, update)
+                code = highest_code(processes, wait(processes, update))
             finally:
                 end(processes)
             again = record_outcome(folder, code, logs)
 
 
-def start(argv: Sequence[str], logs: Sequence[Path], lock: int) -> list["subprocess.Popen[bytes]"]:
+def start(argv: Sequence[str], logs: Sequence[Path], lock: int) -> list[Process]:
     port, started, count = free_port(), [], len(logs)
+    command = [sys.executable, str(ROOT / "dml" / "train.py"), *argv]
     for rank, log in enumerate(logs):
-        variables = process_environment(rank, rank, count, count, "127.0.0.1", port)
         with open_log(log) as out:
             out.write(f"{LOCAL_PREFIX}{STARTED}{count} processes\n".encode())
             out.flush()
             started.append(
-                subprocess.Popen(
-                    [sys.executable, str(ROOT / "dml" / "train.py"), *argv],
-                    env={**os.environ, **variables},
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    pass_fds=[lock],
-                    start_new_session=True,  # Ctrl-C reaches only this launcher, which then ends them
-                )
+                start_rank(command, rank, count, port, {}, stdout=out, stderr=out, pass_fds=[lock])
             )
     return started
 
@@ -71,39 +60,9 @@ def open_log(path: Path) -> IO[bytes]:
         raise SweepError([text], path.parent) from None
 
 
-def wait(processes: Sequence["subprocess.Popen[bytes]"], update: Callable[[], None]) -> int:
-    """The exit code as srun returns it: the highest, where a signal counts as 128 plus its number."""
-    deadline = None
-    while any(process.poll() is None for process in processes):
-        ended = any(process.returncode is not None for process in processes)
-        deadline = deadline or (time.monotonic() + STRAGGLER_SECONDS if ended else None)
-        if deadline and time.monotonic() > deadline:
-            break
-        time.sleep(0.5)
-        update()
-    return max(128 - code if code < 0 else code for code in codes(processes))
-
-
-def codes(processes: Sequence["subprocess.Popen[bytes]"]) -> list[int]:
-    return [-signal.SIGKILL if (code := p.poll()) is None else code for p in processes]
-
-
-def end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Ask the processes that still run to save and end; kill those that do not."""
-    for process in processes:
-        if process.poll() is None:
-            process.terminate()
-    deadline = time.monotonic() + 2 * STRAGGLER_SECONDS
-    for process in processes:
-        try:
-            process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
+def highest_code(processes: Sequence[Process], ended: Sequence[int]) -> int:
+    """The exit code as srun returns it: the highest, where a signal counts as 128 plus its number.
+    Processes that have not ended are about to be killed."""
+    codes = [processes[rank].returncode for rank in ended]
+    codes += [-signal.SIGKILL] * (len(processes) - len(ended))
+    return max(128 - code if code < 0 else code for code in codes)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dml.config import parse
+from dml.config import CONFIGS, parse
 from launch.records import Study
 
-FOLDER = Path(__file__).parents[1] / "configs" / "paper"
+FOLDER = CONFIGS / "paper"
 
 
 @dataclass(frozen=True)

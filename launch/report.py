@@ -21,12 +21,12 @@ from launch.slurm_commands import SlurmError
 from launch.sweep import SweepError, read_sweep
 from launch.tables import as_csv, markdown
 from shards.files import write_whole
-from shards.output import exit_code
+from shards.output import exit_code, program_name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="launch/report.py",
+        prog=program_name("launch/report.py"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         studies = collect(arguments.runs, arguments.sweep)
         write(studies, arguments.out)
     except (SweepError, SlurmError, ReportError) as error:
-        print(f"launch/report.py: {error}", file=sys.stderr)
+        print(f"{program_name('launch/report.py')}: {error}", file=sys.stderr)
         return 2
     states = [run.state for study in studies for run in study.runs]
     finished = f"{states.count(FINISHED)} of {len(states)} runs finished"

@@ -11,7 +11,6 @@ the command or the sweep, 75 interrupted.
 """
 
 import argparse
-import os
 import signal
 import sys
 import time
@@ -21,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from dml.config import add_set, to_yaml
-from dml.plan import Plan
+from dml.plan import Plan, missing_files
 from dml.train import INTERRUPTED
 from launch.estimate import estimate, paper_scores, total_hours
 from launch.resources import RESOURCE_HELP, flag, read_flag
@@ -53,7 +52,7 @@ from launch.submission import (
     sweep_folder,
 )
 from launch.sweep import Sweep, SweepError, SweepRun, choose, plan_all, read_sweep
-from shards.output import Progress, exit_code
+from shards.output import exit_code, program_name
 
 SUCCESS, RUN_FAILED, MISTAKE = 0, 1, 2
 
@@ -91,12 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complain(error: object) -> None:
-    print(f"launch/slurm.py: {error}", file=sys.stderr)
+    print(f"{program_name('launch/slurm.py')}: {error}", file=sys.stderr)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="launch/slurm.py",
+        prog=program_name("launch/slurm.py"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -259,12 +258,7 @@ def find_problems(
     problems += [f"{each.name}: {each.note}" for each in statuses if each.state == DAMAGED]
     needed: dict[str, str] = {}  # problem -> the first run that has it
     for run in todo:
-        shards, weights = run.config.data.shards, run.config.model.weights
-        if not os.path.exists(os.path.join(shards, "manifest.json")):
-            problem = f"data.shards = {shards}: there are no shards; build them or fix the path"
-            needed.setdefault(problem, run.name)
-        if weights not in (None, "pretrained") and not os.path.exists(weights):
-            problem = f"model.weights = {weights}: there is no such file; fix the path"
+        for problem in missing_files(run.config):
             needed.setdefault(problem, run.name)
     return [*problems, *(f"{run}: {problem}" for problem, run in needed.items())]
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from dml.run_folder.files import read_json, write_json
 from launch.job import job_of
+from launch.processes import STRAGGLER_SECONDS
 from launch.resources import Resources
 from launch.slurm_commands import SlurmError, is_installed, slurm
 from launch.sweep import SweepError, SweepRun
@@ -29,7 +30,6 @@ SUBMISSIONS_FILE, LOCK_FILE, LOGS = "sweep.json", ".lock", "slurm"
 # minutes or less as a timeout.
 MAX_TIMEOUTS = 100
 SIGNAL_SECONDS = 120  # from the signal to the end of the job: a step and a checkpoint must fit
-STRAGGLER_SECONDS = 20  # for the other tasks to end after the first has ended
 SQUEUE_FORMAT = "ArrayJobID:20,ArrayTaskID:20,State:20,RestartCnt:10,Name:250,Reason:200"
 
 

@@ -30,7 +30,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dml.config import Config, Loss, Run, load, parse, read_yaml
+from dml.config import Config, Loss, find_config, load, parse, read_yaml
 from dml.errors import ConfigError
 from dml.plan import Plan, built_sizes, plan
 from dml.rules import Problem, did_you_mean, shortened, unknown_keys
@@ -119,7 +119,7 @@ def _which(runs: Sequence[str], total: int) -> str:
 
 def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
     """The runs of a sweep's file; SweepError lists every problem. sets: --set for every run."""
-    path, problems = Path(path), _Problems()
+    path, problems = find_config(Path(path)), _Problems()
     tree = _read_file(path)
 
     def unknown(key: object, value: object) -> Problem:

@@ -25,7 +25,7 @@ if not __package__:  # run as a file: Python put shards/ on the path, but import
 
 from shards.images import load
 from shards.item import Collection, Item, ShardError, is_safe
-from shards.output import Progress, exit_code
+from shards.output import exit_code, program_name
 from shards.pack import Packer, atomic_folder
 from shards.workers import default_workers, in_order
 
@@ -157,7 +157,7 @@ def _positive(text: str) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     about, example, promise = (__doc__ or "").strip().split("\n\n")
     parser = argparse.ArgumentParser(
-        prog="shards/build.py",
+        prog=program_name("shards/build.py"),
         description=f"{about}\n\n  {example}\n\n{promise}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

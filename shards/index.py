@@ -107,7 +107,9 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     except FileNotFoundError:
         there = Path(directory).is_dir()
         what = "has no manifest.json (not shards, or not finished)" if there else "is not there"
-        raise ShardError(f"{directory} {what}: make it with shards/build.py") from None
+        raise ShardError(
+            f"{Path(directory).absolute()} {what}: make it with shards/build.py"
+        ) from None
     except OSError as error:
         raise ShardError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):

@@ -1,5 +1,5 @@
-"""How a program prints and ends: any name on any terminal, its progress, its exit code, its last words,
-and a reader that leaves early, as in `... | head`."""
+"""How a program prints and ends: the name it goes by, any name on any terminal, its exit code, its last
+words, and a reader that leaves early, as in `... | head`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ from tqdm import tqdm
 LONGEST = 10**9  # seconds that are shown: 30 years
 EVERY = 60  # seconds between two lines of progress where there is no terminal
 UNEXPECTED, STOPPED = 1, 130  # exit codes after an error that nobody foresaw, and after Ctrl-C
+
+_started_as: list[str] = []  # the command of this process, such as "dml train"
+
+
+def start_as(command: str) -> None:
+    """Call the program of this process by a command in its help and its messages."""
+    _started_as[:] = [command]
+
+
+def program_name(file: str) -> str:
+    """What a program is called in its help and messages: its file, or the command that started it."""
+    return _started_as[0] if _started_as else file
 
 
 def run_program(main: Callable[[], int]) -> NoReturn:

@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from shards.index import ImageReader, Index, load_index
 from shards.item import ShardError
-from shards.output import exit_code
+from shards.output import exit_code, program_name
 
 THUMB, TEXT = 44, 14  # pixels
 ACROSS, COLUMNS = 12, 4  # thumbnails per class, columns of classes
@@ -53,7 +53,7 @@ def sheet(index: Index, classes: int, seed: int) -> Image.Image:
 
 def main(argv: Sequence[str] | None = None) -> int:
     about = (__doc__ or "").split("\n\n")[0]
-    parser = argparse.ArgumentParser(prog="shards/sheet.py", description=about)
+    parser = argparse.ArgumentParser(prog=program_name("shards/sheet.py"), description=about)
     parser.add_argument("shards", type=Path, help="a folder made by shards/build.py")
     parser.add_argument("out", type=Path, help="the picture to write")
     parser.add_argument("--classes", type=int, default=100, help="how many (default: %(default)s)")

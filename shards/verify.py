@@ -27,7 +27,7 @@ from tqdm import tqdm
 from shards.images import check
 from shards.index import VERSION, ImageReader, Index, load_index, read_manifest
 from shards.item import ShardError
-from shards.output import Progress, exit_code
+from shards.output import exit_code, program_name
 from shards.workers import default_workers, in_order
 
 LARGEST_TEXT = 2**20  # bytes of a label or json file in a tar
@@ -141,7 +141,7 @@ def verify(directory: Path, workers: int = 1) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     about, example, promise = (__doc__ or "").strip().split("\n\n")
     parser = argparse.ArgumentParser(
-        prog="shards/verify.py",
+        prog=program_name("shards/verify.py"),
         description=f"{about}\n\n  {example}\n\n{promise}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

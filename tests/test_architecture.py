@@ -42,6 +42,8 @@ ROOMS = [
     "dml.embed",
     "dml.search",
     "launch",
+    # the command that starts them all
+    "dml.cli",
 ]
 # What a room may use of the others, where that is less than all that lies below. The planner is not
 # for the mathematics, the loader not for models; shards offer an index and a reader of images.
@@ -62,8 +64,8 @@ ONLY = {
         "shards.workers",
     },
     "launch": {
-        *("dml.rules", "dml.errors", "dml.catalogue", "dml.config", "dml.plan", "dml.train"),
-        *("dml.run_folder.files", "dml.run_folder.folder"),
+        *("dml.rules", "dml.errors", "dml.config", "dml.plan", "dml.train"),
+        *("dml.run_folder.files", "dml.run_folder.folder", "dml.distributed.signals"),
     },
 }
 # Inside the mathematics: what is computed knows nothing of how.
@@ -86,6 +88,7 @@ TORCH_FREE = [
     ),
     *("dml.run_folder.files", "dml.run_folder.folder", "dml.data.sources"),
     *("launch.slurm", "launch.job", "launch.local", "launch.report"),
+    *("dml.cli.main", "dml.cli.train", "dml.cli.demo", "dml.cli.doctor"),
     *("shards.index", "shards.build", "shards.verify"),
 ]
 

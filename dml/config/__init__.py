@@ -2,12 +2,14 @@
 
 - `sections`: the frozen dataclasses, their defaults and rules
 - `loading`: files, `extends` and --set into a Config
+- `packaged` (find_config, find_shards): the files that are installed with the package
 - `yaml12`: the YAML that is read and written
 - `synonyms`: what a user may have meant by an unknown key
 - `reference`: docs/config.md, which `python -m dml.config` prints
 """
 
 from dml.config.loading import add_arguments, add_set, flatten, load, to_dict, to_yaml
+from dml.config.packaged import CONFIGS, find_config
 from dml.config.sections import (
     EXECUTION,
     SECTIONS,
@@ -27,6 +29,7 @@ from dml.config.yaml12 import parse, read_yaml
 from dml.errors import ConfigError
 
 __all__ = [
+    "CONFIGS",
     "EXECUTION",
     "SECTIONS",
     "Batch",
@@ -43,6 +46,7 @@ __all__ = [
     "Save",
     "add_arguments",
     "add_set",
+    "find_config",
     "flatten",
     "load",
     "parse",

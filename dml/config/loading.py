@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dml.catalogue import DATASETS, complete_loss
-from dml.config.sections import SECTIONS, Config, Loss
-from dml.config.synonyms import suggestion
+from dml.config.packaged import find_config, find_shards, packaged_config
+from dml.config.sections import KEYS, SECTIONS, Config, Loss
 from dml.config.yaml12 import dump, parse, read_yaml
 from dml.errors import ConfigError
 from dml.rules import ANY, Problem, Rule, did_you_mean, fit, one_of, unknown_keys
@@ -63,7 +63,7 @@ def _read_file(
         if not all(isinstance(base, str) for base in bases):
             raise ValueError("extends must be a path or a list of paths")
     except OSError as error:
-        problems.append(Problem(str(path), None, str(error.strerror), "check the path"))
+        problems.append(Problem(str(path.absolute()), None, str(error.strerror), "check the path"))
         return []
     except (TypeError, ValueError, RuntimeError) as error:
         problems.append(Problem(str(path), None, str(error), fix))
@@ -71,7 +71,8 @@ def _read_file(
     layers, sections = [], {}
     for base in bases:
         # normpath keeps messages short: configs/sop.yaml, not configs/presets/../sop.yaml
-        where = Path(os.path.normpath(path.parent / base))
+        beside = Path(os.path.normpath(path.parent / base))
+        where = beside if os.path.isfile(beside) else packaged_config(Path(base)) or beside
         layers += _read_file(where, (*chain, path.resolve()), problems, files)
 
     def unknown(name: object, section: object) -> Problem:
@@ -213,7 +214,8 @@ def load(paths: str | Path | Sequence[str | Path], sets: Sequence[str] = ()) -> 
     problems: list[Problem] = []
     files: list[Path] = []
     try:
-        layers = [layer for path in paths for layer in _read_file(Path(path), (), problems, files)]
+        found_at = [find_config(Path(path)) for path in paths]
+        layers = [layer for path in found_at for layer in _read_file(path, (), problems, files)]
     except _TooManyFiles:
         fix = "a file that is extended twice is read twice; extend it once"
         problem = Problem("extends", None, f"more than {MOST_FILES} files are read", fix)
@@ -237,6 +239,8 @@ def load(paths: str | Path | Sequence[str | Path], sets: Sequence[str] = ()) -> 
     problems += [replace(problem, source=_source(problem.key, merged)) for problem in found]
     if problems:
         raise ConfigError(problems, where)
+    data = sections["data"]
+    sections["data"] = replace(data, shards=find_shards(data.shards))
     return Config(**sections)
 
 

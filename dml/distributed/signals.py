@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+LAUNCHER = "DML_LAUNCHER"  # the variable in which our own launchers give their process id
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 ONE_PRESS = 1.0  # seconds: after a Ctrl-C a launcher sends its processes another SIGINT at once
 
@@ -31,7 +32,7 @@ class Interrupt:
         self.signal: str | None = None
         self.pressed: float | None = None  # when Ctrl-C was
         self.before: dict[signal.Signals, Any] = {}
-        self.launcher = os.getppid() if is_launched() else None
+        self.launcher = launcher_id()
 
     @property
     def received(self) -> str | None:
@@ -84,7 +85,11 @@ class Interrupt:
                 signal.raise_signal(signal.SIGINT)
 
 
-def is_launched() -> bool:
-    """Whether torchrun, `accelerate launch` or a sweep started this process. A shell may end before
-    the program that it started with nohup; a launcher does not."""
-    return "RANK" in os.environ or any(name.startswith("ACCELERATE_") for name in os.environ)
+def launcher_id() -> int | None:
+    """The process id of the launcher: of ours, which may have ended already, or else of torchrun or
+    `accelerate launch`. None without a launcher: a shell may end before the program that it started
+    with nohup."""
+    if LAUNCHER in os.environ:
+        return int(os.environ[LAUNCHER])
+    is_launched = "RANK" in os.environ or any(n.startswith("ACCELERATE_") for n in os.environ)
+    return os.getppid() if is_launched else None

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dml.errors import ModelError
+from dml.errors import ModelError, in_full
 from dml.models.backbone import Backbone
 from dml.models.embedder import Embedder
 from shards.files import check_size
@@ -50,7 +50,7 @@ def read(path: str) -> State:
     file = Path(os.path.expanduser(path))  # Path.expanduser raises where there is no such user
     if not file.is_file():
         raise ModelError(
-            f"model.weights = {path}: there is no such file; give a .safetensors or a torch file"
+            f"model.weights = {in_full(path)}: there is no such file; give a .safetensors or a torch file"
         )
     try:
         check_size(file)
