@@ -186,7 +186,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     try:
         tree = read_yaml(path)
     except OSError as error:
-        raise SweepError([f"{path}: {error.strerror}; check the path"], path) from None
+        raise SweepError([f"{path.absolute()}: {error.strerror}; check the path"], path) from None
     except ValueError as error:
         raise SweepError([f"{path}: {error}"], path) from None
     if not isinstance(tree, dict):

@@ -106,7 +106,7 @@ def test_a_program_complains_by_the_name_that_was_typed(tmp_path):
     ("sets", "sentence"),
     [
         (["batch.classes=15"], "45 images are not divisible by 2 processes"),
-        (["loss.betta=1"], "did you mean loss.beta?"),
+        (["loss.betta=1"], "did you mean beta?"),
         (["data.shards=none"], "data.shards = none (HERE/none): there are no shards"),
         (
             ["model.weights=w.pth"],
@@ -205,14 +205,14 @@ def test_how_the_processes_ended(codes, accounts, asked, expected):
 class Training:
     """`dml train --processes 2`, in a process group of its own as in a terminal."""
 
-    def __init__(self, folder, *sets, first="", code="", words=()):
-        """code: Python that every process runs first; first: only the process of this rank."""
+    def __init__(self, folder, *sets, rank=None, code="", words=()):
+        """code: Python that the process of rank `rank` runs before all else."""
         folder.mkdir(exist_ok=True)
         hooks = folder / "hooks"
         hooks.mkdir(exist_ok=True)
         indented = "\n    ".join(code.splitlines())
         (hooks / "sitecustomize.py").write_text(
-            f"import os\nif os.environ.get('RANK') == {first!r}:\n    {indented or 'pass'}\n"
+            f"import os\nif os.environ.get('RANK') == {rank!r}:\n    {indented or 'pass'}\n"
         )
         variables = environment()
         variables["PYTHONPATH"] = f"{hooks}:{variables['PYTHONPATH']}"
@@ -227,11 +227,13 @@ class Training:
                 stderr=err,
                 start_new_session=True,
             )
+        self.top = psutil.Process(self.process.pid)
 
     @property
     def ranks(self):
-        found = psutil.Process(self.process.pid).children()
-        return sorted(found, key=lambda each: each.environ()["RANK"])
+        """The processes, by rank."""
+        found = {each.environ().get("RANK"): each for each in self.top.children()}
+        return [found[rank] for rank in ("0", "1") if rank in found]
 
     def until(self, ready, seconds=100):
         deadline = time.monotonic() + seconds
@@ -264,10 +266,10 @@ class Training:
         return self.err.read_text()
 
 
-pytest_training = pytest.mark.training
+training = pytest.mark.training
 
 
-@pytest_training
+@training
 def test_two_processes_train_as_two_of_any_launcher(tmp_path):
     run = Training(tmp_path / "cli", "length.steps=6")
     assert run.end() == 0, run.said
@@ -275,14 +277,14 @@ def test_two_processes_train_as_two_of_any_launcher(tmp_path):
     assert content(run.run) == content(train(2, tmp_path / "plain", "length.steps=6"))
 
 
-@pytest_training
+@training
 def test_a_mistake_of_one_process_is_its_sentence_and_nothing_else(tmp_path):
     """The shards are missing where the second process looks for them."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "shards").symlink_to(ROOT / "shards" / "bundled" / "icons-mini")
     away = f"os.chdir({str(tmp_path)!r})"
-    run = Training(folder, "data.shards=shards", first="1", code=away)
+    run = Training(folder, "data.shards=shards", rank="1", code=away)
     assert run.end() == 2
     assert run.said == f"dml train: {tmp_path}/shards is not there: make it with shards/build.py\n"
     assert run.out.read_text() == ""
@@ -294,20 +296,20 @@ def crash(*_):
 dml.training.learning_rate = crash"""
 
 
-@pytest_training
+@training
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_an_unexpected_error_is_one_traceback(rank, tmp_path):
     code = CRASH.format(error='raise RuntimeError("nobody foresaw this")')
-    run = Training(tmp_path, first=rank, code=code)
+    run = Training(tmp_path, rank=rank, code=code)
     assert run.end() == 1
     assert run.said.startswith(f"dml train: process {rank} failed:\nTraceback")
     assert run.said.count("Traceback") == 1
     assert run.said.endswith("RuntimeError: nobody foresaw this\n")
 
 
-@pytest_training
+@training
 def test_too_little_memory_of_one_process_is_its_sentence(tmp_path):
-    run = Training(tmp_path, first="1", code=CRASH.format(error="raise MemoryError"))
+    run = Training(tmp_path, rank="1", code=CRASH.format(error="raise MemoryError"))
     assert run.end() == 1
     assert run.said == (
         "dml train: process 1: the machine's memory is full (MemoryError: ); set "
@@ -315,7 +317,7 @@ def test_too_little_memory_of_one_process_is_its_sentence(tmp_path):
     )
 
 
-@pytest_training
+@training
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_process_ends_the_other_and_is_named(rank, tmp_path):
     run = Training(tmp_path, "length.steps=100000").until_step(2)
@@ -336,7 +338,7 @@ def interrupted(run, family, name):
     assert len(checkpoints(run.run)) == 1
 
 
-@pytest_training
+@training
 def test_ctrl_c_in_the_terminal_saves_once_and_the_same_command_resumes(tmp_path):
     run = Training(tmp_path / "run", "save.every_minutes=60").until_step(5)
     family = run.ranks
@@ -347,7 +349,7 @@ def test_ctrl_c_in_the_terminal_saves_once_and_the_same_command_resumes(tmp_path
     assert content(again.run) == content(train(2, tmp_path / "whole"))
 
 
-@pytest_training
+@training
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2"])
 def test_a_signal_to_the_launcher_is_passed_on(name, tmp_path):
     run = Training(tmp_path, "save.every_minutes=60", "length.steps=100000").until_step(5)
@@ -356,7 +358,7 @@ def test_a_signal_to_the_launcher_is_passed_on(name, tmp_path):
     interrupted(run, family, name)
 
 
-@pytest_training
+@training
 def test_ctrl_c_before_there_is_anything_to_save(tmp_path):
     run = Training(tmp_path)
     run.until(lambda: len(run.ranks) == 2)
@@ -368,7 +370,7 @@ def test_ctrl_c_before_there_is_anything_to_save(tmp_path):
     )
 
 
-@pytest_training
+@training
 def test_a_second_ctrl_c_ends_all_at_once(tmp_path):
     """While a process does not answer."""
     run = Training(tmp_path, "length.steps=100000").until_step(2)
@@ -381,7 +383,7 @@ def test_a_second_ctrl_c_ends_all_at_once(tmp_path):
     assert run.said == "dml train: ended by a second Ctrl-C; the same command resumes\n"
 
 
-@pytest_training
+@training
 @pytest.mark.parametrize("when", ["at the start", "after step 3"])
 def test_processes_without_their_launcher_leave(when, tmp_path):
     run = Training(tmp_path, "save.every_minutes=60", "length.steps=100000")
@@ -395,7 +397,7 @@ def test_processes_without_their_launcher_leave(when, tmp_path):
     assert "stopped by the end of its launcher after step" in run.said
 
 
-@pytest_training
+@training
 def test_the_first_process_has_the_terminal(tmp_path):
     """Its progress bar included, and only its."""
     mine, theirs = pty.openpty()
@@ -417,7 +419,7 @@ def test_the_first_process_has_the_terminal(tmp_path):
     assert said.count(b"batch size") == 1
 
 
-@pytest_training
+@training
 @pytest.mark.parametrize("stage", ["zero2", "zero3"])
 def test_deepspeed_trains(stage, tmp_path):
     run = Training(tmp_path, "length.steps=3", words=["--deepspeed", stage])
