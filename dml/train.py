@@ -24,6 +24,10 @@ from shards.output import program_name, run_program
 
 FINISHED, CRASHED, MISTAKE, DIVERGED = 0, 1, 2, 3
 INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
+ONE_PROCESS = (
+    "note: accelerate was asked for several processes but started one, which trains alone; "
+    "`dml train --processes N` starts N, and so does `accelerate launch --multi_gpu --num_processes N`"
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -72,7 +76,11 @@ def train(config: Config | None, problem: Exception | None = None) -> int:
             with interrupt.start_up():
                 # after parsing: --help needs no torch
                 from dml import training
-                from dml.distributed.processes import leave_group, make_accelerator
+                from dml.distributed.processes import (
+                    became_one,
+                    leave_group,
+                    make_accelerator,
+                )
                 from dml.distributed.team import Team
 
                 accelerator = make_accelerator(config.engine.precision if config else "fp32")
@@ -80,6 +88,8 @@ def train(config: Config | None, problem: Exception | None = None) -> int:
             # even while it waits for the others.
             cleanup.enter_context(interrupt)
             team = Team(accelerator, interrupt)
+            if became_one():
+                team.say(ONE_PROCESS)
             with team.together():
                 if problem:
                     raise problem

@@ -1,11 +1,14 @@
 """The command `dml`: one door to the programs, and the launcher of a training on one machine."""
 
+import fcntl
 import os
 import pty
 import resource
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -394,13 +397,14 @@ def test_processes_without_their_launcher_leave(when, tmp_path):
     run.process.kill()
     assert run.end(family, timeout=60) == -signal.SIGKILL
     psutil.wait_procs(family, timeout=30)
-    assert "stopped by the end of its launcher after step" in run.said
+    assert "dml train: stopped by the end of its launcher" in run.said
 
 
 @training
 def test_the_first_process_has_the_terminal(tmp_path):
     """Its progress bar included, and only its."""
     mine, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     words = ["train", "--processes", "2", *BASE, f"run.dir={tmp_path}", "length.steps=6"]
     process = subprocess.Popen([*DML, *words], env=environment(), stdout=theirs, stderr=theirs)
     os.close(theirs)

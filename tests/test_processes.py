@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from fleet import environment, free_port, launch
+from runs import BASE, TRAIN
 
 pytestmark = pytest.mark.processes
 
@@ -68,3 +69,13 @@ def test_deepspeed_that_accelerate_drops_is_refused(who):
     done = launch("--config_file", config, "--num_processes", 2, who, **more)
     assert done.returncode != 0
     assert "DeepSpeed was asked for but accelerate dropped it" in done.stderr
+
+
+def test_several_processes_that_became_one_are_noticed(tmp_path):
+    """accelerate starts one process without a warning where there is no GPU."""
+    sets = [f"run.dir={tmp_path}", "engine.kind=triton"]  # refused after the processes have met
+    done = launch("--num_processes", 2, TRAIN, *BASE, *sets)
+    assert "accelerate was asked for several processes but started one" in done.stdout
+    for how in (["--num_processes", 1], ["--multi_gpu", "--num_processes", 2]):
+        done = launch(*how, TRAIN, *BASE, *sets)
+        assert "accelerate was asked" not in done.stdout

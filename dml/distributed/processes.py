@@ -1,7 +1,8 @@
 """The processes of a run: the one place that makes the Accelerator.
 
+    dml train --processes 8                                              eight, on GPUs or CPU cores
     accelerate launch dml/train.py                                       one process
-    accelerate launch --multi_gpu --num_processes 8 dml/train.py         eight, on GPUs or CPU cores
+    accelerate launch --multi_gpu --num_processes 8 dml/train.py         eight
     accelerate launch --config_file configs/accelerate/zero2.yaml ...    DeepSpeed
 
 When accelerate finds no GPU it falls back, silently, to independent trainings of one process each. Here
@@ -77,6 +78,14 @@ def make_accelerator(precision: str = "fp32", timeout_minutes: float = 10) -> Ac
         keep_freed_memory()
         torch.set_num_threads(own_cores(int(os.environ.get("LOCAL_WORLD_SIZE", launched))))
     return accelerator
+
+
+def became_one() -> bool:
+    """Whether `accelerate launch --num_processes N` started this process alone, as it does without
+    --multi_gpu where there is no GPU. It names the group's address then, but no rank."""
+    environment = os.environ
+    launched = any(name.startswith("ACCELERATE_") for name in environment)
+    return launched and "MASTER_ADDR" in environment and "RANK" not in environment
 
 
 def leave_group() -> None:
