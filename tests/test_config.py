@@ -220,14 +220,15 @@ def test_odd_yaml_is_one_line_and_no_other_exception(content: bytes) -> None:
 def test_missing_files_and_directories() -> None:
     Path("folder.yaml").mkdir()
     assert problems("none.yaml", "folder.yaml") == [
-        "none.yaml: No such file or directory; check the path",
-        "folder.yaml: Is a directory; check the path",
+        f"{Path.cwd()}/none.yaml: No such file or directory; check the path",
+        f"{Path.cwd()}/folder.yaml: Is a directory; check the path",
     ]
 
 
-def test_a_missing_extended_file_is_named_from_where_we_stand() -> None:
+def test_a_missing_extended_file_is_named_in_full() -> None:
     write("a/x.yaml", "extends: ../b/y.yaml")
-    assert problems("a/x.yaml") == ["b/y.yaml: No such file or directory; check the path"]
+    missing = f"{Path.cwd()}/b/y.yaml"
+    assert problems("a/x.yaml") == [f"{missing}: No such file or directory; check the path"]
 
 
 @pytest.mark.parametrize("back", ["a.yaml", "../here/a.yaml", "b.yaml"])

@@ -254,33 +254,32 @@ def network() -> Iterator[Finding]:
         return
     count = str(len(names))
     step = ["srun", "--overlap", "--nodes", count, "--ntasks", count, "--ntasks-per-node", "1"]
-    with subprocess.Popen(
-        [*step, sys.executable, str(NETWORK)], stdout=subprocess.PIPE, text=True
-    ) as servers:
+    with subprocess.Popen([*step, sys.executable, str(NETWORK)], stdout=subprocess.PIPE) as servers:
         try:
-            ports = dict(answers(servers, len(names)))
+            assert servers.stdout is not None
+            ports = dict(map(str.split, read_lines(servers.stdout.fileno(), len(names))))
             for name in names:
-                yield visit(name, ports.get(name))
+                yield visit(name, int(ports.get(name, 0)))
         finally:
             servers.terminate()
 
 
-def answers(servers: "subprocess.Popen[str]", count: int) -> Iterator[tuple[str, int]]:
-    """The names and ports that servers print, until all have answered or the time is over."""
-    assert servers.stdout is not None
-    deadline = time.monotonic() + WAIT_SECONDS
-    for _ in range(count):
-        ready, _, _ = select.select([servers.stdout], [], [], deadline - time.monotonic())
-        line = servers.stdout.readline() if ready else ""
-        if not line:
-            return
-        name, port = line.split()
-        yield name, int(port)
+def read_lines(pipe: int, count: int) -> list[str]:
+    """So many lines, or fewer if the writers end or the time is over."""
+    text, deadline = b"", time.monotonic() + WAIT_SECONDS
+    while text.count(b"\n") < count:
+        ready, _, _ = select.select([pipe], [], [], max(0, deadline - time.monotonic()))
+        part = os.read(pipe, 4096) if ready else b""
+        if not part:
+            break
+        text += part
+    return text.decode().split("\n")[:-1]
 
 
-def visit(name: str, port: int | None) -> Finding:
+def visit(name: str, port: int) -> Finding:
+    """port: 0 if nothing was started there."""
     label = f"to {name}"
-    if port is None:
+    if not port:
         return Finding(label, BROKEN, "srun started nothing there", "look at the node in sinfo")
     try:
         link = measure(name, port)

@@ -3,12 +3,14 @@
 import json
 import shutil
 import signal
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+from fleet import ROOT
 from sweeping import ICONS, Sweeping
 
 from launch.outcome import last_checkpoint_step
@@ -224,6 +226,17 @@ def test_a_run_that_fails_for_good_tells_why_and_does_not_block_the_others(slurm
     assert "submitted 1 of 2" in sweep("--resubmit-failed")
     sweep.until("finished")
     assert not (sweep.runs["bad"] / "failed.json").exists()
+
+
+def test_doctor_measures_the_network_between_the_nodes(slurm, tmp_path):
+    found = tmp_path / "found.json"
+    doctor = f"{sys.executable} -m dml.cli doctor --json --dir {tmp_path} > {found}"
+    options = ["--nodes=2", "--ntasks-per-node=1", f"--chdir={ROOT}", f"--output={tmp_path}/log"]
+    slurm("sbatch", *options, "--wrap", doctor)
+    wait_for(lambda: found.exists() and found.read_text().endswith("]\n"), told="to doctor")
+    links = {each["name"]: each["state"] for each in json.loads(found.read_text())}
+    assert links["to n1"] in ("ok", "warning"), found.read_text()
+    assert links["to n2"] in ("ok", "warning"), found.read_text()
 
 
 def test_cancelled_runs_stay_away_until_the_sweep_is_started_again(slurm, tmp_path):
