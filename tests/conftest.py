@@ -30,7 +30,7 @@ def needed_marker(command, env):
         return None
     if names & {"slurmctld", "slurmd", "sbatch"}:
         return "slurm"
-    if "train.py" in names:
+    if "train.py" in names or (names & {"dml", "dml.cli"} and names & {"train", "demo"}):
         return "training"
     if names & {"accelerate", "torch.distributed.run", "torchrun"} or "RANK" in (env or {}):
         return "processes"
