@@ -65,8 +65,7 @@ bench: $(STAMP) ## run all benchmarks and write docs/benchmarks.md: a quarter of
 
 demo: $(STAMP) ## train on the bundled icons with two processes: a minute or two
 	rm -rf runs/icons_mini
-	$(BIN)/accelerate launch --config_file configs/accelerate/cpu_x2.yaml \
-		dml/train.py --config configs/icons_mini.yaml
+	$(BIN)/dml demo
 
 clean: ## remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

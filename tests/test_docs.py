@@ -45,6 +45,21 @@ COPIED = ("dml", "shards", "launch", "benchmarks", "configs", "Makefile", "pypro
 OPTIONAL = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1]
 EXTRAS = re.findall(r"^(\w+) = \[", OPTIONAL.split("\n[")[0], re.MULTILINE)
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+# the programs behind the commands of `dml`, as the tables below name them
+DML = {
+    "demo": "dml demo",
+    "train": "dml/train.py",
+    "plan": "dml.plan",
+    "embed": "dml/embed.py",
+    "search": "dml/search.py",
+    "shards build": "shards/build.py",
+    "shards sheet": "shards/sheet.py",
+    "shards verify": "shards/verify.py",
+    "sweep": "launch/slurm.py",
+    "report": "launch/report.py",
+    "config": "dml.config",
+    "doctor": "dml.cli.doctor",
+}
 NAMED = re.compile(r"# (\S+\.(?:py|yaml))\n")  # the first line of a block that is a file
 
 
@@ -92,6 +107,8 @@ class Command:
     def of(cls, text):
         words = shlex.split(text, comments=True)
         name = Path(words[0]).name
+        if name == "dml":
+            return cls(DML.get(" ".join(words[1:3])) or DML.get(words[1], text), words)
         if name in ("python", "python3") and words[1] == "-m":
             return cls(words[2], words)
         if name in ("python", "python3"):
@@ -108,7 +125,10 @@ class Command:
 
     def plain(self):
         """The words that belong to no option; for programs whose options have one value."""
-        words = self.words[self.words.index(self.program) + 1 :]
+        typed = [name for name, program in DML.items() if program == self.program]
+        names = [self.program, *(name.split()[-1] for name in typed)]
+        first = min(self.words.index(name) for name in names if name in self.words)
+        words = self.words[first + 1 :]
         return [
             word
             for before, word in zip(["", *words], words, strict=False)
@@ -205,8 +225,12 @@ def small_training(command, here):
     sets += ["eval.validation_classes=0", "run.log_steps=1"]
     if config.model.weights and config.model.weights != "pretrained":
         sets += ["model.weights=null", "model.backbone=convnet"]
-    words = re.sub(r"--num_processes \d+", "--num_processes 2", shlex.join(command.words))
+    words = re.sub(r"--(num_)?processes (\d+|auto)", r"--\1processes 2", shlex.join(command.words))
     return f"{words} --set {' '.join(sets)}"
+
+
+def small_demo(command, here):
+    return f"{shlex.join(command.words)} --set length.steps=2 batch.classes=2 data.size=32"
 
 
 def small_build(command, here):
@@ -231,6 +255,7 @@ def of_published_size(command, here):
 
 
 SMALLER = {
+    "dml demo": small_demo,
     "dml/train.py": small_training,
     "dml.plan": of_published_size,
     "shards/build.py": small_build,
@@ -284,6 +309,7 @@ CHECKED = {
     "pre-commit": is_installed,
     "git": is_known,
     "cd": is_known,
+    "source": is_known,
     "venv": is_known,
     "source": is_known,
 }
@@ -293,7 +319,8 @@ CHECKED = {
 
 
 def existing(names, here):
-    return [here / name for name in names]
+    """Configs, of the page or of the package."""
+    return [here / name if (here / name).exists() else name for name in names]
 
 
 # In 1 of 100 launches gloo's threads abort a process of a user's own program that has done all its work
@@ -303,7 +330,8 @@ GLOO = "terminate called without an active exception"
 
 def run(words, here):
     """A command, typed in a folder; it must end well."""
-    how = {"cwd": here, "env": environment(PYTHONPATH=str(here)), "timeout": 280}
+    path = f"{here / '.bin'}:{environment()['PATH']}"
+    how = {"cwd": here, "env": environment(PYTHONPATH=str(here), PATH=path), "timeout": 280}
     shell = isinstance(words, str)
     words = ["bash", "-ec", words] if shell else [str(word) for word in words]
     for _ in range(3):
@@ -311,6 +339,10 @@ def run(words, here):
         if GLOO not in ended.stderr:
             break
     assert ended.returncode == 0, f"{words[-1] if shell else words}\n{ended.stdout}{ended.stderr}"
+
+
+# as pip writes it; that of the wheel is in tests/test_package.py
+COMMAND = f"#!{sys.executable}\nimport sys\nfrom dml.cli.main import main\nsys.exit(main())\n"
 
 
 def copy_of_the_project(here):
@@ -322,6 +354,8 @@ def copy_of_the_project(here):
         else:
             shutil.copy(source, here / name)
     (here / ".venv").symlink_to(sys.prefix)
+    put(here / ".bin" / "dml", COMMAND)
+    (here / ".bin" / "dml").chmod(0o755)
     (here / "docs").mkdir()
 
 
@@ -361,6 +395,7 @@ def follow_command(text, page, here, tiny_run):
         return
     path = here / (command.program.replace(".", "/") + ".py")
     is_ours = (here / command.program).exists() or path.exists() or path.with_suffix("").is_dir()
+    is_ours = is_ours or command.program == "dml demo"
     assert is_ours, f"a command that no test can run: {text}"
     if "--help" not in command.words:
         if command.program in STAND_INS:
@@ -390,7 +425,7 @@ def test_no_command_hides_in_another_kind_of_block(page):
     indented = re.findall(
         r"^ {4,}(?:\$ )?((?:\.venv/bin/)?[a-z]+) ", without_blocks(page), re.MULTILINE
     )
-    programs = {"python", "accelerate", "torchrun", *CHECKED}
+    programs = {"python", "dml", "accelerate", "torchrun", *CHECKED}
     if page.name != "log.md":  # which has the command of a result that is dated
         assert programs.isdisjoint(Path(word).name for word in indented)
 
@@ -541,6 +576,7 @@ def test_your_loop_has_the_gradient_of_the_whole_batch(whole_batch, name):
     [
         ("wget http://example.com/x", "a command that no test can run"),
         ("python dml/nothing.py", "a command that no test can run"),
+        ("dml nothing", "a command that no test can run"),
         (
             "python -m dml.plan --config configs/sop_bs1000.yaml --set batch.clases=3",
             "did you mean",

@@ -241,7 +241,7 @@ def interfaces() -> Iterator[Finding]:
 def network() -> Iterator[Finding]:
     """Every node of this job, reached from here."""
     if "SLURM_JOB_ID" not in os.environ:
-        text = "not tested: this is no Slurm job; salloc --nodes 2 dml doctor tests it"
+        text = "not tested: this is no Slurm job; sbatch --nodes 2 --wrap 'dml doctor' tests it"
         yield Finding("network", OPTIONAL, text)
         return
     try:
