@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dml.distributed.signals import LAUNCHER
@@ -33,7 +33,12 @@ def process_environment(
 
 
 def start_rank(
-    command: Sequence[str], rank: int, processes: int, port: int, env: dict[str, str], **output: Any
+    command: Sequence[str],
+    rank: int,
+    processes: int,
+    port: int,
+    env: Mapping[str, str],
+    **output: Any,
 ) -> Process:
     """Start one process of a group on this machine. output: of Popen, such as stdout and pass_fds."""
     variables = process_environment(rank, rank, processes, processes, "127.0.0.1", port)

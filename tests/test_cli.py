@@ -191,6 +191,7 @@ LOST = f"{TRACE}RuntimeError: Connection closed by peer [127.0.0.1]:1234"
         # before there is a handler the signal itself ends a process
         ({1: -2, 0: 1}, [LOST, ""], signal.SIGINT, (INTERRUPTED, "stopped by SIGINT before the")),
         ({1: -15, 0: 75}, ["", ""], signal.SIGTERM, (INTERRUPTED, "stopped by SIGTERM before")),
+        ({1: 0, 0: 75}, ["", ""], signal.SIGTERM, (INTERRUPTED, None)),
         # a checkpoint that could not be written after the signal
         ({1: 2, 0: 2}, ["", ""], signal.SIGTERM, (MISTAKE, None)),
     ],

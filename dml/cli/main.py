@@ -73,10 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(name: str, words: Sequence[str]) -> int:
     command = COMMANDS[name]
     start_as(f"dml {name}")
-    program = import_module(command.module)
+
+    def program() -> int:
+        code: int = import_module(command.module).main(words)
+        return code
+
     if command.workers:
-        run_program(lambda: program.main(words))
+        run_program(program)
     try:
-        return exit_code(lambda: program.main(words), command.reader_left)
+        return exit_code(program, command.reader_left)
     except KeyboardInterrupt:
         return STOPPED

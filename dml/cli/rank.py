@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from dml.distributed.signals import SIGNALS
 from dml.train import MISTAKE, complain
 from dml.train import main as train
 from shards.output import run_program, start_as
@@ -39,5 +40,6 @@ def start(words: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked by the launcher until now
     start_as("dml train")
     run_program(lambda: main(sys.argv[1:]))

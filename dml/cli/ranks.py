@@ -46,27 +46,17 @@ class Signals:
 
 def launch(argv: Sequence[str], processes: int, variables: Mapping[str, str]) -> int:
     """Train with so many processes; returns the exit code. argv: of dml/train.py."""
-    signals, port = Signals(), free_port()
+    signals = Signals()
     for number in SIGNALS:
         signal.signal(number, signals.pass_on)
     with ExitStack() as files:
         accounts = [files.enter_context(TemporaryFile()) for _ in range(processes)]
         try:
-            for rank, account in enumerate(accounts):
-                command = [sys.executable, str(RANK), str(account.fileno()), *argv]
-                output = {"stdout": account, "stderr": account} if rank else {}
-                started = start_rank(
-                    command,
-                    rank,
-                    processes,
-                    port,
-                    dict(variables),
-                    pass_fds=[account.fileno()],
-                    **output,
-                )
-                signals.processes.append(started)
-            if signals.first is not None:  # perhaps before the last process was started
-                send(signals.processes, signals.first)
+            # Signals wait until all processes are there, and in each until it is ready (rank.py):
+            # Python would print a traceback if Ctrl-C reached it while it starts.
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            start(argv, variables, accounts, signals.processes)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             order = wait(signals.processes, pause=0.05)
         finally:
             end(signals.processes)
@@ -77,6 +67,24 @@ def launch(argv: Sequence[str], processes: int, variables: Mapping[str, str]) ->
     if text:
         print(f"{program_name('dml train')}: {text}", file=sys.stderr, flush=True)
     return code
+
+
+def start(
+    argv: Sequence[str],
+    variables: Mapping[str, str],
+    accounts: Sequence[IO[bytes]],
+    started: list[Process],
+) -> None:
+    """Start a process per account; each is added to `started` at once."""
+    port = free_port()
+    for rank, account in enumerate(accounts):
+        number = account.fileno()
+        command = [sys.executable, str(RANK), str(number), *argv]
+        output = {"stdout": account, "stderr": account} if rank else {}
+        process = start_rank(
+            command, rank, len(accounts), port, variables, pass_fds=[number], **output
+        )
+        started.append(process)
 
 
 def read(account: IO[bytes]) -> str:
@@ -102,6 +110,8 @@ def conclude(
         )
     order = list(codes)
     failed = [rank for rank in order if codes[rank] not in (FINISHED, INTERRUPTED)]
+    if not failed:
+        return max(codes.values()), None  # some had finished when the signal came
     rank = min(failed, key=lambda r: (lost_the_others(accounts[r]), order.index(r)))
     code = codes[rank] if codes[rank] in (MISTAKE, DIVERGED) else CRASHED
     return code, explain(rank, codes[rank], accounts[rank])
