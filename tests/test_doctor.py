@@ -61,9 +61,14 @@ def test_without_torch_it_says_so(tmp_path):
     [
         ("numpy>=1.26", None, OK, ""),
         ("numpy>=99.1", None, BROKEN, "is older than 99.1; pip install 'numpy>=99.1'"),
-        ("numpy>=99.1", "timm", WARNING, "is older than 99.1; pip install 'dml[timm]'"),
+        ("numpy>=99.1", "timm", WARNING, "is older than 99.1; pip install 'numpy>=99.1'"),
         ("no-such-package", None, BROKEN, "not installed; pip install 'no-such-package'"),
-        ("no-such-package>=1", "timm", OPTIONAL, "not installed; pip install 'dml[timm]'"),
+        (
+            "no-such-package>=1",
+            "timm",
+            OPTIONAL,
+            "not installed, for timm; pip install 'no-such-package>=1'",
+        ),
     ],
 )
 def test_packages(requirement, extra, state, text):
@@ -75,6 +80,7 @@ def test_packages(requirement, extra, state, text):
 def test_versions_are_compared_as_numbers():
     assert doctor.numbers("2.13.0+cpu") == (2, 13, 0)
     assert doctor.numbers("0.1.0.dev0") == (0, 1, 0)
+    assert doctor.numbers("unknown") == ()
     assert doctor.numbers("10.0") > doctor.numbers("9.5")
 
 

@@ -101,7 +101,7 @@ def python() -> Finding:
 
 def numbers(version: str) -> tuple[int, ...]:
     """The version up to its first part that is no number: 2.13.0+cpu -> (2, 13, 0)."""
-    return tuple(map(int, re.match(r"\d+(\.\d+)*", version + " 0")[0].split(".")))  # type: ignore[index]
+    return tuple(map(int, re.findall(r"\d+", re.split(r"[^\d.]", version, maxsplit=1)[0])))
 
 
 def packages() -> Iterator[Finding]:
@@ -120,13 +120,13 @@ def packages() -> Iterator[Finding]:
 
 
 def package(requirement: str, extra: str | None) -> Finding:
-    """requirement: such as torch>=2.13. extra: the one that it belongs to."""
+    """requirement: such as torch>=2.13. extra: what it is for, if training does not need it."""
     name, _, least = (part.strip() for part in requirement.partition(">="))
-    install = f"pip install 'dml[{extra}]'" if extra else f"pip install '{requirement}'"
+    install = f"pip install '{requirement}'"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        text = "not installed"
+        text = f"not installed, for {extra}" if extra else "not installed"
         return Finding(name, OPTIONAL if extra else BROKEN, text, install)
     if least and numbers(version) < numbers(least):
         text = f"{version} is older than {least}"

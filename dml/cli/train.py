@@ -65,7 +65,9 @@ def count_gpus() -> int:
 def deepspeed_variables(stage: str) -> dict[str, str]:
     """What `accelerate launch --config_file configs/accelerate/STAGE.yaml` would set."""
     if missing := [name for name in ("deepspeed", "transformers") if find_spec(name) is None]:
-        raise LaunchError(f"{missing[0]} is not installed; pip install 'dml[deepspeed]'")
+        raise LaunchError(
+            f"{missing[0]} is not installed; pip install deepspeed transformers ninja"
+        )
     return {
         "ACCELERATE_USE_DEEPSPEED": "true",
         "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(CONFIGS / "accelerate" / f"{stage}.json"),
