@@ -27,6 +27,14 @@ DML = [sys.executable, "-m", "dml.cli"]
 KILLED = -signal.SIGKILL
 
 
+@pytest.fixture(autouse=True)
+def same_ctrl_c():
+    """`dml train` changes what Ctrl-C does in its process; here that is the process of all tests."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def dml(*words, **options):
     return subprocess.run(
         [*DML, *map(str, words)],

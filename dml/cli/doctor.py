@@ -186,7 +186,7 @@ def compiler() -> Finding:
 def disk(folder: Path) -> Iterator[Finding]:
     """Free space and speed where runs are written; nothing stays behind."""
     folder = folder.absolute()
-    there = next(each for each in (folder, *folder.parents) if each.is_dir())
+    there = next(each for each in (folder, *folder.parents) if os.path.isdir(each))
     try:
         free = shutil.disk_usage(there).free
         with tempfile.TemporaryFile(dir=there) as file:
