@@ -67,10 +67,17 @@ def test_shards_alone_lists_its_commands(capsys):
     assert "search" not in said
 
 
-@pytest.mark.parametrize("words", [["trian"], ["shards", "biuld"], ["--hlep"]])
-def test_an_unknown_command_is_refused_by_name(words, capsys):
+@pytest.mark.parametrize(
+    ("words", "close"),
+    [
+        (["trian"], "; did you mean train?"),
+        (["shards", "biuld"], "; did you mean shards build?"),
+        (["--hlep"], "; choose one of these"),
+    ],
+)
+def test_an_unknown_command_is_refused_by_name(words, close, capsys):
     assert door.main(words) == 2
-    assert f"dml: there is no command {' '.join(words)}" in capsys.readouterr().err
+    assert f"dml: there is no command {' '.join(words)}{close}" in capsys.readouterr().err
 
 
 def test_the_version_is_that_of_the_package(capsys):

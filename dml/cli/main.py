@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from dml import __version__
+from dml.rules import did_you_mean
 from shards.output import STOPPED, exit_code, run_program, start_as
 
 MISTAKE = 2
@@ -66,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rest = words[1:] if prefix else words
     if not rest or rest[0] in ("--help", "-h"):
         return exit_code(lambda: print(overview(prefix)) or 0)
-    print(f"dml: there is no command {prefix}{rest[0]}\n{overview(prefix)}", file=sys.stderr)
+    typed = f"{prefix}{rest[0]}"
+    close = did_you_mean(typed, COMMANDS)
+    print(f"dml: there is no command {typed}; {close}choose one of these\n{overview(prefix)}", file=sys.stderr)
     return MISTAKE
 
 
