@@ -69,7 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code(lambda: print(overview(prefix)) or 0)
     typed = f"{prefix}{rest[0]}"
     close = did_you_mean(typed, COMMANDS)
-    print(f"dml: there is no command {typed}; {close}choose one of these\n{overview(prefix)}", file=sys.stderr)
+    print(
+        f"dml: there is no command {typed}; {close}choose one of these\n{overview(prefix)}",
+        file=sys.stderr,
+    )
     return MISTAKE
 
 
