@@ -342,7 +342,12 @@ def run(words, here):
 
 
 # as pip writes it; that of the wheel is in tests/test_package.py
-COMMAND = f"#!{sys.executable}\nimport sys\nfrom dml.cli.main import main\nsys.exit(main())\n"
+COMMAND = f"""#!{sys.executable}
+import sys
+from dml.cli.main import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
 
 
 def copy_of_the_project(here):

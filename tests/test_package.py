@@ -90,6 +90,14 @@ def test_sweeps_and_their_configs_are_found(installed, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_the_installed_command_has_worker_processes(installed, tmp_path):
+    """Each of them imports the program that started it."""
+    bundled = installed.site / "shards" / "bundled" / "icons-mini"
+    verified = installed("shards", "verify", bundled, "--workers", "2", cwd=tmp_path)
+    assert "no problems" in verified
+
+
 @pytest.mark.training
 def test_the_demo_runs_in_an_empty_folder(installed, tmp_path):
     installed("demo", "--set", *DEMO, cwd=tmp_path)
