@@ -15,7 +15,7 @@ from dml.config import EXECUTION, Config, Eval, flatten
 from dml.data.batches import EvalBatches, own_share
 from dml.data.deck import mix, shuffled
 from dml.data.loader import loader
-from dml.data.preprocessing import Input, opened
+from dml.data.preprocessing import Input
 from dml.data.splits import Splits, Subset
 from dml.distributed.collectives import Wire
 from dml.distributed.team import Team
@@ -28,6 +28,7 @@ from dml.run_folder import events
 from dml.run_folder.journal import Journal
 from dml.run_folder.result import write_picture
 from shards.index import ImageReader
+from shards.photo import open_photo
 
 LARGEST_BATCH = 256  # images embedded at a time
 QUERIES, NEIGHBOURS = 8, 6  # in the picture
@@ -132,7 +133,7 @@ class Evaluator:
         reader = ImageReader(self.index)
 
         def image(row: Any) -> Image.Image:
-            return opened(reader.read(int(row))).convert("RGB")
+            return open_photo(reader.read(int(row))).whole()
 
         rows = []
         for q in some(len(X), QUERIES):

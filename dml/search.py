@@ -235,10 +235,10 @@ def same(a: str | None, b: str | None) -> bool | None:
 
 def shown(source: Source, name: str) -> Image.Image:
     """The whole image, which was readable when it was embedded."""
-    from dml.data.preprocessing import opened
+    from shards.photo import open_photo
 
     try:
-        return opened(source.read(name)).convert("RGB")
+        return open_photo(source.read(name)).whole()
     except (OSError, ShardError, ValueError, IndexError) as error:
         text = (error.strerror if isinstance(error, OSError) else None) or error
         raise EmbeddedError(

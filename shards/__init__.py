@@ -6,6 +6,7 @@
 - `attribution` (attribution): the program that lists the authors and licences of icons
 - `sources`: one module per dataset
 - `item` (Item, Collection, ShardError, is_safe, escaped): what a source gives to the builder
+- `photo` (Photo, open_photo): the one way to open an image
 - `images` (check, load): checks images by decoding them
 - `pack` (Packer, atomic_folder): writes tars, index and manifest
 - `index` (Index, ImageReader, load_index, read_manifest, load_npy): reads them

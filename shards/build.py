@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import errno
+import hashlib
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -74,6 +76,7 @@ def build(
     out: Path,
     *,
     max_bytes: int = 256 * 2**20,
+    resize: int | None = None,
     workers: int = 1,
     bad: Literal["fail", "skip"] = "fail",
     allow_counts: bool = False,
@@ -81,7 +84,8 @@ def build(
 ) -> dict[str, Any]:
     """Pack the collection into `out` and return the manifest.
 
-    Raises ShardError if the counts, a class or an image is wrong and no option allows it.
+    resize: the largest short side of an image, in pixels. Raises ShardError if the counts, a class or an
+    image is wrong and no option allows it.
     """
     # images and labels of a split are contiguous: train first, then the order of the source
     splits = dict.fromkeys(["train", *(item.split for item in collection.items)])
@@ -105,25 +109,52 @@ def build(
     with (
         atomic_folder(out) as folder,
         closing(Packer(folder, max_bytes)) as packer,
-        closing(in_order(load, items, workers)) as pictures,
-        closing(Progress(len(items), "image")) as progress,
+        closing(in_order(partial(load, resize=resize), items, workers)) as pictures,
+        tqdm(total=len(items), unit="image", disable=None) as bar,  # None: off without a terminal
     ):
-        train = Counter[str]()
+        train, twins = Counter[str](), Twins()
         for item, picture in zip(items, pictures, strict=True):
             progress.update()
             if not isinstance(picture, str):
                 packer.add(item, picture)
                 converted += picture.converted
                 train[item.class_name] += item.split == "train"
+                twins.add(item, picture.data)
             elif bad == "skip":
                 skipped.append(f"{item.name} {picture}")
             else:
                 raise ShardError(f"{item.name} {picture}: repair the file, or pass --bad skip")
         if skipped and not allow_singles:
             _refuse_singles(train)
-        if converted:
+        if converted and resize:
+            notes.append(f"{converted:,} images were made smaller or converted to PNG")
+        elif converted:
             notes.append(f"{converted:,} images of other formats were converted to PNG, losslessly")
+        notes += twins.notes()
         return packer.finish(source, notes, skipped)
+
+
+class Twins:
+    """Images with the same bytes that are in several classes or splits."""
+
+    def __init__(self) -> None:
+        self.first: dict[bytes, Item] = {}
+        self.pairs: dict[str, list[tuple[Item, Item]]] = {"classes": [], "splits": []}
+
+    def add(self, item: Item, data: bytes) -> None:
+        other = self.first.setdefault(hashlib.blake2b(data, digest_size=16).digest(), item)
+        if other.class_name != item.class_name:
+            self.pairs["classes"].append((other, item))
+        elif other.split != item.split:
+            self.pairs["splits"].append((other, item))
+
+    def notes(self) -> list[str]:
+        return [
+            f"{len(pairs):,} images are in several {what}, such as {pairs[0][0].name} and "
+            f"{pairs[0][1].name}"
+            for what, pairs in self.pairs.items()
+            if pairs
+        ]
 
 
 def _summary(manifest: dict[str, Any], out: Path, seconds: float) -> str:
@@ -154,6 +185,16 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
+    return share
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     about, example, promise = (__doc__ or "").strip().split("\n\n")
     parser = argparse.ArgumentParser(
@@ -162,10 +203,26 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("source", choices=SOURCES, help="the dataset; folder is your own, SPLIT/CLASS/IMAGE")
-    add("--root", type=Path, required=True, help="the dataset as it was published")
+    add("source", choices=SOURCES, help="the dataset; folder means your own images")
+    add(
+        "--root",
+        type=Path,
+        required=True,
+        help="the dataset as it was published; for folder SPLIT/CLASS/IMAGE, CLASS/IMAGE, or a .csv or "
+        ".parquet with the columns path, label and perhaps split",
+    )
     add("--out", type=Path, required=True, help="the folder to create")
     add("--max-bytes", type=_bytes, default="256MiB", help="size of a tar (default: %(default)s)")
+    add(
+        "--resize", type=_positive, metavar="N", help="make images with a larger short side smaller"
+    )
+    add(
+        "--test-classes",
+        type=_share,
+        metavar="SHARE",
+        help="folder without splits: the share of classes held out as test (default: 0.5)",
+    )
+    add("--seed", type=int, default=0, help="chooses the test classes (default: %(default)s)")
     workers = "processes (default: %(default)s on this machine)"
     add("--workers", type=_positive, default=default_workers(), help=workers)
     add(
@@ -179,15 +236,25 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def _collect(args: argparse.Namespace) -> Collection:
+    collect: Callable[..., Collection] = import_module(f"shards.sources.{args.source}").collect
+    if args.source == "folder":
+        return collect(args.root, args.test_classes, args.seed)
+    if args.test_classes is not None:
+        raise ShardError(f"--test-classes is for folder; {args.source} has splits of its own")
+    return collect(args.root)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args, start = _parse(argv), time.perf_counter()
     try:
-        collection = import_module(f"shards.sources.{args.source}").collect(args.root)
+        collection = _collect(args)
         manifest = build(
             collection,
             args.source,
             args.out,
             max_bytes=args.max_bytes,
+            resize=args.resize,
             workers=args.workers,
             bad=args.bad,
             allow_counts=args.allow_counts,

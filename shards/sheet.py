@@ -6,7 +6,6 @@ python shards/sheet.py data/icons sheet.png
 from __future__ import annotations
 
 import argparse
-import io
 import random
 import sys
 from collections.abc import Sequence
@@ -20,7 +19,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from shards.index import ImageReader, Index, load_index
 from shards.item import ShardError
-from shards.output import exit_code, program_name
+from shards.output import exit_code
+from shards.photo import open_photo
 
 THUMB, TEXT = 44, 14  # pixels
 ACROSS, COLUMNS = 12, 4  # thumbnails per class, columns of classes
@@ -44,8 +44,7 @@ def sheet(index: Index, classes: int, seed: int) -> Image.Image:
         rows = np.flatnonzero(labels == label)
         pen.text((x + 2, y), f"{index.class_names[label]} ({len(rows)})", "blue", font)
         for i, row in enumerate(rows[:ACROSS].tolist()):
-            with Image.open(io.BytesIO(reader.read(row))) as image:
-                thumb = image.convert("RGB")
+            thumb = open_photo(reader.read(row)).whole()
             thumb.thumbnail((THUMB, THUMB))
             picture.paste(thumb, (x + i * THUMB, y + TEXT))
     return picture

@@ -61,6 +61,7 @@ ONLY = {
         "shards.files",
         "shards.cores",
         "shards.output",
+        "shards.photo",
         "shards.workers",
     },
     "launch": {

@@ -20,10 +20,7 @@ from dml.data.preprocessing import (
     Input,
     eval_image,
     normalise,
-    opened,
-    plain_jpeg_size,
     random_box,
-    resized,
     train_image,
 )
 from shards.index import ImageReader, load_index
@@ -240,48 +237,6 @@ def test_a_reduced_jpeg_looks_like_the_full_one():
         Image.open(io.BytesIO(data)).resize((32, 32), Image.Resampling.BILINEAR, (80, 0, 560, 480))
     )
     assert np.abs(small - full.astype(int)).mean() < 3
-
-
-PHOTO = np.random.default_rng(3).integers(0, 255, (40, 50, 3), dtype=np.uint8)
-JPEGS = {
-    "baseline": encoded(PHOTO, "JPEG"),
-    "not subsampled": encoded(PHOTO, "JPEG", quality=100, subsampling=0),
-    "progressive": encoded(PHOTO, "JPEG", progressive=True, comment=b"x" * 400),
-    "stored as RGB": encoded(PHOTO, "JPEG", keep_rgb=True),
-    "grey": encoded(PHOTO[..., 0], "JPEG"),
-    "CMYK": encoded(Image.fromarray(PHOTO).convert("CMYK"), "JPEG"),
-}
-
-
-@pytest.mark.parametrize("kind", JPEGS)
-@pytest.mark.parametrize("size", [32, 8])
-def test_a_jpeg_is_what_pillow_says_it_is(kind, size):
-    """Small ones take a shorter path to the decoder."""
-    data = JPEGS[kind]
-    ours = resized(opened(data, size), (5, 3, 45, 37), size)
-    pillow = resized(Image.open(io.BytesIO(data)), (5, 3, 45, 37), size)
-    assert ours.mode == pillow.mode
-    assert ours.tobytes() == pillow.tobytes()
-    short = "grey" not in kind and "CMYK" not in kind and size == 32
-    assert (opened(data, size).format is None) == short
-
-
-def test_a_jpeg_that_breaks_off_or_lies_about_its_size_is_refused():
-    data = JPEGS["baseline"]
-    with pytest.raises(OSError, match="truncated"):
-        opened(data[:-200], 32).load()
-    at = data.index(b"\xff\xc0") + 5
-    huge = data[:at] + b"\xff\xff\xff\xff" + data[at + 4 :]
-    with pytest.raises(Image.DecompressionBombError):
-        opened(huge, 32)
-
-
-@given(st.binary(max_size=60), st.integers(0, 400))
-def test_any_bytes_may_be_asked_for_the_size_of_a_jpeg(tail, cut):
-    data = JPEGS["baseline"]
-    assert plain_jpeg_size(data) == (50, 40)
-    plain_jpeg_size(data[: 2 + cut] + tail)
-    assert plain_jpeg_size(tail) is None
 
 
 def test_crops_depend_only_on_their_key():

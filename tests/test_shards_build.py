@@ -1,6 +1,8 @@
 """Building: the same bytes always, finished or not at all, and one sentence for what is wrong."""
 
+import io
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 from fleet import ROOT
 from pictures import encode, make_folder, pixels, put
+from PIL import Image
 
 from shards.build import build, main
 from shards.images import check
@@ -499,3 +502,37 @@ def test_the_checksums_are_those_of_the_images(tmp_path):
     build(collection, "folder", tmp_path / "out")
     found = load_index(tmp_path / "out").rows["crc32"].tolist()
     assert found == [crc32(item.encoded()) for item in collection.items]
+
+
+def test_duplicates_across_classes_and_splits_are_reported(tmp_path, capsys):
+    root = make_folder(tmp_path / "in", classes=3)
+    first = next((root / "train").rglob("*.jp*g"))
+    shutil.copy(first, root / "train" / "train1" / "copy.jpg")
+    (root / "test" / first.parent.name).mkdir(exist_ok=True)
+    shutil.copy(first, root / "test" / first.parent.name / "same.jpg")
+    assert run(root, tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    name = first.relative_to(root)
+    assert f"1 images are in several classes, such as {name} and train/train1/copy.jpg" in said
+    assert (
+        f"1 images are in several splits, such as {name} and test/{first.parent.name}/same.jpg"
+        in said
+    )
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_large_images_are_made_smaller(tmp_path, kind):
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[274] = 6
+    y, x = np.mgrid[0:60, 0:100]
+    Image.fromarray(np.stack([2 * x, 4 * y, x + y], -1).astype(np.uint8)).save(
+        file, kind, exif=exif
+    )
+    small = check(file.getvalue(), 30)
+    image = Image.open(io.BytesIO(small.data))
+    assert image.size == (30, 50), "upright"
+    assert image.getexif().get(274, 1) == 1
+    assert small.suffix == ("jpg" if kind == "JPEG" else "png")
+    same = check(file.getvalue(), 60)
+    assert same.converted == (kind == "WEBP")

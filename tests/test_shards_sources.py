@@ -385,6 +385,113 @@ def test_folder_too_deep_or_empty(tmp_path):
         folder.collect(tmp_path / "b")
 
 
+def flat(root, classes=10):
+    """root/CLASS/IMAGE"""
+    for c in range(classes):
+        for i in range(2):
+            put(root / f"class{c}" / f"{i}.jpg", encode(10 * c + i))
+    return root
+
+
+def splits_of(collection):
+    """class -> its splits"""
+    found = {}
+    for item in collection.items:
+        found.setdefault(item.class_name, set()).add(item.split)
+    return found
+
+
+def test_without_splits_classes_are_held_out(tmp_path):
+    flat(tmp_path)
+    found = folder.collect(tmp_path)
+    assert found.notes == ["held out 5 of 10 classes as test (share 0.5, seed 0)"]
+    chosen = splits_of(found)
+    assert all(len(splits) == 1 for splits in chosen.values()), "classes, not images"
+    assert len(found.items) == 20
+    assert splits_of(folder.collect(tmp_path)) == chosen
+    assert splits_of(folder.collect(tmp_path, seed=1)) != chosen
+    few = splits_of(folder.collect(tmp_path, 0.2))
+    assert sum(splits == {"test"} for splits in few.values()) == 2
+    assert sum(s == {"test"} for s in splits_of(folder.collect(tmp_path, 0.001)).values()) == 1
+    assert sum(s == {"test"} for s in splits_of(folder.collect(tmp_path, 0.999)).values()) == 9
+    put(tmp_path / "class_new" / "0.jpg", encode(1))
+    more = splits_of(folder.collect(tmp_path))
+    changed = sum(more[name] != splits for name, splits in chosen.items())
+    assert changed <= 1, "a new class hardly moves the others"
+
+
+def test_test_classes_are_for_images_without_splits(tmp_path):
+    make_folder(tmp_path / "a")
+    with pytest.raises(ShardError, match="--test-classes is for images without splits"):
+        folder.collect(tmp_path / "a", 0.5)
+    flat(tmp_path / "b", classes=1)
+    with pytest.raises(ShardError, match="a single class"):
+        folder.collect(tmp_path / "b")
+    out = ["--out", str(tmp_path / "out"), "--test-classes", "0.5"]
+    assert main(["sop", "--root", str(tmp_path), *out]) == 2
+
+
+def as_csv(path, columns, rows):
+    lines = [",".join(columns), *(",".join(row) for row in rows)]
+    path.write_text("\ufeff" + "\r\n".join(lines) + "\r\n", encoding="utf-8")
+
+
+def as_parquet(path, columns, rows):
+    pyarrow = pytest.importorskip("pyarrow")
+    values = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in columns]
+    pyarrow.parquet.write_table(pyarrow.table(dict(zip(columns, values, strict=True))), path)
+
+
+TABLES = {"list.csv": as_csv, "list.parquet": as_parquet}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_lists_images(tmp_path, name):
+    flat(tmp_path / "photos", classes=2)
+    rows = [(f"photos/class{c}/{i}.jpg", f"name {c}", "x") for c in range(2) for i in range(2)]
+    TABLES[name](tmp_path / name, ["path", "label", "other"], rows)
+    found = folder.collect(tmp_path / name)
+    assert [(item.name, item.class_name) for item in found.items] == [row[:2] for row in rows]
+    assert {item.split for item in found.items} == {"train", "test"}
+    assert found.items[0].encoded() == (tmp_path / "photos/class0/0.jpg").read_bytes()
+    rows = [
+        (path, label, split)
+        for (path, label, _), split in zip(rows, ["train"] * 2 + ["test"] * 2, strict=True)
+    ]
+    TABLES[name](tmp_path / name, ["path", "label", "split"], rows)
+    assert [item.split for item in folder.collect(tmp_path / name).items] == [
+        row[2] for row in rows
+    ]
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(
+    ("columns", "row", "sentence"),
+    [
+        (["path", "class"], ("a.jpg", "a"), "has no column 'label', only 'path', 'class'"),
+        (["path", "label"], ("../a.jpg", "a"), "'../a.jpg' is not below"),
+        (["path", "label"], ("/etc/passwd", "a"), "'/etc/passwd' is not below"),
+        (["path", "label"], ("a.jpg", ""), "has no label"),
+        (["path", "label"], ("", "a"), "has no path"),
+        (["path", "label", "split"], ("a.jpg", "a", "dev"), "has the splits 'dev'"),
+    ],
+)
+def test_a_table_that_cannot_be_used(tmp_path, name, columns, row, sentence):
+    TABLES[name](tmp_path / name, columns, [row])
+    with pytest.raises(ShardError, match=sentence):
+        folder.collect(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_damaged_table_is_a_sentence(tmp_path, name):
+    if name == "list.parquet":
+        pytest.importorskip("pyarrow")
+    for data in (b"", b"\xff\xfe\0\0", b'path,label\n"a', bytes(1000)):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ShardError, match=name):
+            folder.collect(tmp_path / name)
+
+
 @pytest.mark.parametrize("place", ["train/train0/link.jpg", "train/link", "link"])
 def test_folder_links_do_not_lead_outside(tmp_path, place):
     make_folder(tmp_path / "in")

@@ -1,16 +1,16 @@
-"""From encoded bytes to the pixels a network expects: decoding, crops, flips, normalisation."""
+"""From a photo to the pixels a network expects: crops, flips, normalisation."""
 
 from __future__ import annotations
 
-import io
 import math
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from PIL import Image
 from torch import Tensor
+
+from shards.photo import Box, open_photo
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ def normalise(images: Tensor, spec: Input) -> Tensor:
 SMALLEST_CROP = 0.16
 RATIOS = (3 / 4, 4 / 3)
 LOG_RATIOS = (math.log(RATIOS[0]), math.log(RATIOS[1]))
-Box = tuple[float, float, float, float]
 
 
 # Random numbers per image: two for each of ten boxes, two for the position, one for the flip.
@@ -67,60 +66,17 @@ def centre_box(width: int, height: int) -> Box:
     return x, y, x + w, y + h
 
 
-def opened(data: bytes, size: int = 0) -> Image.Image:
-    """Open an image; it is decoded when it is used.
-
-    A small JPEG is decoded at once: Pillow would spend a quarter of the time on opening it. size: the
-    side to which it will be resized; 0 if the whole image is wanted.
-    """
-    w, h = plain_jpeg_size(data) or (0, 0)
-    if 0 < min(w, h) < 2 * size and max(w, h) < 4 * size:
-        try:
-            return Image.frombytes("RGB", (w, h), data, "jpeg", "RGB", "")
-        except ValueError:
-            pass  # damaged: Pillow's own reader says how
-    return Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
-
-
-FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
-
-
-def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height of an 8-bit JPEG with three colours; None for anything else."""
-    at = 2
-    while data[:2] == b"\xff\xd8" and data[at : at + 1] == b"\xff" and at + 10 <= len(data):
-        if data[at + 1] in FRAMES:
-            bits, h, w, colours = struct.unpack_from(">BHHB", data, at + 4)
-            return (w, h) if (bits, colours) == (8, 3) else None
-        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return None
-
-
-def resized(image: Image.Image, box: Box, size: int) -> Image.Image:
-    """Resize a box of an image to size x size. A large JPEG is decoded at the smallest scale that has
-    enough pixels, which saves most of the time."""
-    scale = min(box[2] - box[0], box[3] - box[1]) / size
-    if image.format == "JPEG" and scale >= 2:
-        w, h = image.size
-        image.draft("RGB", (int(w / scale), int(h / scale)))
-        x, y = image.size[0] / w, image.size[1] / h
-        box = box[0] * x, box[1] * y, box[2] * x, box[3] * y
-    if image.mode != "RGB":
-        image = image.convert("RGB")
-    return image.resize((size, size), Image.Resampling.BILINEAR, box)
-
-
 def train_image(data: bytes, spec: Input, numbers: Iterator[float]) -> Image.Image:
     """A random resized crop, flipped with probability 1/2."""
-    image = opened(data, spec.size)
-    cropped = resized(image, random_box(*image.size, numbers), spec.size)
+    photo = open_photo(data, spec.size)
+    cropped = photo.resized(random_box(*photo.size, numbers), spec.size)
     return cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if next(numbers) < 0.5 else cropped
 
 
 def eval_image(data: bytes, spec: Input) -> Image.Image:
     """The centre crop of `size`, after resizing the short side to `resize`."""
-    image = opened(data, spec.size)
-    w, h = image.size
+    photo = open_photo(data, spec.size)
+    w, h = photo.size
     side = min(w, h) * spec.size / spec.resize
     x, y = (w - side) / 2, (h - side) / 2
-    return resized(image, (x, y, x + side, y + side), spec.size)
+    return photo.resized((x, y, x + side, y + side), spec.size)

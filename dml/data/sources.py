@@ -11,8 +11,7 @@ from pathlib import Path
 from shards.files import check_size
 from shards.index import ImageReader, Index, load_index
 from shards.item import LARGEST_IMAGE, ShardError
-
-SUFFIXES = (".jpg", ".jpeg", ".png")
+from shards.photo import SUFFIXES
 
 
 @dataclass(frozen=True)

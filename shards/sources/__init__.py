@@ -4,7 +4,8 @@
 - `cub200` (collect): CUB-200-2011
 - `cars196` (collect): Cars-196, in each of its published forms
 - `inshop` (collect): In-Shop Clothes Retrieval
-- `folder` (collect): your own images, as SPLIT/CLASS/IMAGE
+- `folder` (collect): your own images, in folders or a table
+- `tables` (collect_table, is_table): images listed in a .csv or .parquet
 - `icons` (collect): icons of the npm package @iconify/json
 - `icons_mini` (collect): the part of the icons that comes with the project
 - `icons_package` (Icon, read, infos): reads the npm package
