@@ -5,6 +5,7 @@ import os
 import tarfile
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from pictures import encode, make_folder, put
 
@@ -437,7 +438,6 @@ def as_csv(path, columns, rows):
 
 
 def as_parquet(path, columns, rows):
-    pyarrow = pytest.importorskip("pyarrow")
     values = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in columns]
     pyarrow.parquet.write_table(pyarrow.table(dict(zip(columns, values, strict=True))), path)
 
@@ -484,8 +484,6 @@ def test_a_table_that_cannot_be_used(tmp_path, name, columns, row, sentence):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_damaged_table_is_a_sentence(tmp_path, name):
-    if name == "list.parquet":
-        pytest.importorskip("pyarrow")
     for data in (b"", b"\xff\xfe\0\0", b'path,label\n"a', bytes(1000)):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ShardError, match=name):
