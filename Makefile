@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: help setup test test-fast lint types check chaos demo bench slurm test-slurm clean
+.PHONY: help setup test test-fast lint types check chaos demo bench slurm browser test-slurm clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,10 @@ slurm: ## install Slurm for the tests (Debian, as root)
 	@(for each in slurmctld slurmd sbatch munged; do command -v $$each >/dev/null || exit 1; done) \
 		|| { apt-get update -q && apt-get install -y --no-install-recommends \
 		slurmctld slurmd slurm-client munge; }
+
+browser: ## install Chromium for the tests of images and pages (Debian, as root)
+	@command -v chromium >/dev/null \
+		|| { apt-get update -q && apt-get install -y --no-install-recommends chromium; }
 
 test-slurm: $(STAMP) slurm ## sweeps on a real Slurm of two nodes (as root)
 	$(BIN)/python -m pytest -q tests/cluster

@@ -3,7 +3,7 @@
     python dml/embed.py runs/icons_mini photos --out embedded/photos
     python dml/embed.py runs/icons_mini data/sop --split test --out embedded/sop
 
-IMAGES is a folder of .jpg, .jpeg and .png files, with sub-folders or without (the sub-folder that an
+IMAGES is a folder of images (JPEG, PNG, WebP, ...), with sub-folders or without (the sub-folder that an
 image is in is its class), or a folder of shards. DIR is written whole or not at all:
 
     embeddings.npy      n x d float32, unit length: similarities are dot products

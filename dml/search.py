@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "embedded", type=Path, metavar="EMBEDDED", help="what dml/embed.py wrote with this RUN"
     )
     parser.add_argument(
-        "query", type=Path, metavar="QUERY", help="an image, or a folder of .jpg, .jpeg and .png"
+        "query", type=Path, metavar="QUERY", help="an image, or a folder of images"
     )
     parser.add_argument("--k", type=int, default=5, metavar="K", help="neighbours per query (5)")
     parser.add_argument(
