@@ -25,7 +25,7 @@ from pathlib import Path
 from dml.errors import MISTAKES, NotFiniteError, memory_sentence
 from shards.cores import available_cores
 from shards.item import ShardError
-from shards.output import program_name, run_program
+from shards.output import STOPPED, program_name, run_program
 
 DONE, NO_MEMORY, MISTAKE = 0, 1, 2
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from dml.errors import MISTAKES, EmbeddedError, NotFiniteError
 from dml.run_folder.files import write_whole
 from shards.item import ShardError
-from shards.output import discard_output, program_name, run_program
+from shards.output import STOPPED, discard_output, escape_unprintable, program_name, run_program
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,9 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "embedded", type=Path, metavar="EMBEDDED", help="what dml/embed.py wrote with this RUN"
     )
-    parser.add_argument(
-        "query", type=Path, metavar="QUERY", help="an image, or a folder of images"
-    )
+    parser.add_argument("query", type=Path, metavar="QUERY", help="an image, or a folder of images")
     parser.add_argument("--k", type=int, default=5, metavar="K", help="neighbours per query (5)")
     parser.add_argument(
         "--picture", type=Path, metavar="PNG", help=f"draw them, up to {ROWS} queries"

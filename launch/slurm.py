@@ -52,7 +52,7 @@ from launch.submission import (
     sweep_folder,
 )
 from launch.sweep import Sweep, SweepError, SweepRun, choose, plan_all, read_sweep
-from shards.output import exit_code, program_name
+from shards.output import Progress, exit_code, program_name
 
 SUCCESS, RUN_FAILED, MISTAKE = 0, 1, 2
 

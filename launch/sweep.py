@@ -30,7 +30,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dml.config import Config, Loss, find_config, load, parse, read_yaml
+from dml.config import Config, Loss, Run, find_config, load, parse, read_yaml
 from dml.errors import ConfigError
 from dml.plan import Plan, built_sizes, plan
 from dml.rules import Problem, did_you_mean, shortened, unknown_keys

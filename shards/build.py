@@ -27,7 +27,7 @@ if not __package__:  # run as a file: Python put shards/ on the path, but import
 
 from shards.images import load
 from shards.item import Collection, Item, ShardError, is_safe
-from shards.output import exit_code, program_name
+from shards.output import Progress, exit_code, program_name
 from shards.pack import Packer, atomic_folder
 from shards.workers import default_workers, in_order
 
@@ -110,7 +110,7 @@ def build(
         atomic_folder(out) as folder,
         closing(Packer(folder, max_bytes)) as packer,
         closing(in_order(partial(load, resize=resize), items, workers)) as pictures,
-        tqdm(total=len(items), unit="image", disable=None) as bar,  # None: off without a terminal
+        closing(Progress(len(items), "image")) as progress,
     ):
         train, twins = Counter[str](), Twins()
         for item, picture in zip(items, pictures, strict=True):

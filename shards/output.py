@@ -1,5 +1,5 @@
-"""How a program prints and ends: the name it goes by, any name on any terminal, its exit code, its last
-words, and a reader that leaves early, as in `... | head`."""
+"""How a program prints and ends: the name it goes by, any name on any terminal, its progress, its exit
+code, its last words, and a reader that leaves early, as in `... | head`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import NoReturn
-
-from tqdm import tqdm
 
 LONGEST = 10**9  # seconds that are shown: 30 years
 EVERY = 60  # seconds between two lines of progress where there is no terminal
@@ -96,6 +94,8 @@ class Progress:
         self.total, self.unit, self.label = total, unit, label
         self.before = self.done = done
         self.started = self.last_line = time.monotonic()
+        from tqdm import tqdm  # here: `dml doctor` needs no package
+
         # disable=None: no bar where there is no terminal
         self.bar = tqdm(
             total=total, initial=done, unit=unit, desc=label or None, leave=leave, disable=None

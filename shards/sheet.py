@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from shards.index import ImageReader, Index, load_index
 from shards.item import ShardError
-from shards.output import exit_code
+from shards.output import exit_code, program_name
 from shards.photo import open_photo
 
 THUMB, TEXT = 44, 14  # pixels

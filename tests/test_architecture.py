@@ -65,7 +65,7 @@ ONLY = {
         "shards.workers",
     },
     "launch": {
-        *("dml.rules", "dml.errors", "dml.config", "dml.plan", "dml.train"),
+        *("dml.rules", "dml.errors", "dml.catalogue", "dml.config", "dml.plan", "dml.train"),
         *("dml.run_folder.files", "dml.run_folder.folder", "dml.distributed.signals"),
     },
 }

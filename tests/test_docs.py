@@ -311,7 +311,6 @@ CHECKED = {
     "cd": is_known,
     "source": is_known,
     "venv": is_known,
-    "source": is_known,
 }
 
 

@@ -16,7 +16,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dml.catalogue import DATASETS, complete_loss
 from dml.config.packaged import find_config, find_shards, packaged_config
-from dml.config.sections import KEYS, SECTIONS, Config, Loss
+from dml.config.sections import SECTIONS, Config, Loss
+from dml.config.synonyms import suggestion
 from dml.config.yaml12 import dump, parse, read_yaml
 from dml.errors import ConfigError
 from dml.rules import ANY, Problem, Rule, did_you_mean, fit, one_of, unknown_keys
