@@ -27,7 +27,7 @@ if not __package__:  # run as a file: Python put shards/ on the path, but import
 
 from shards.images import load
 from shards.item import Collection, Item, ShardError, is_safe
-from shards.output import Progress, exit_code, program_name
+from shards.output import STOPPED, Progress, exit_code, program_name
 from shards.pack import Packer, atomic_folder
 from shards.workers import default_workers, in_order
 
@@ -262,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except KeyboardInterrupt:
         print(f"interrupted: {args.out} was not built, nothing is left behind", file=sys.stderr)
-        return 130
+        return STOPPED
     except ShardError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

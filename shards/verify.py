@@ -27,7 +27,7 @@ from tqdm import tqdm
 from shards.images import check
 from shards.index import VERSION, ImageReader, Index, load_index, read_manifest
 from shards.item import ShardError
-from shards.output import Progress, exit_code, program_name
+from shards.output import STOPPED, Progress, exit_code, program_name
 from shards.workers import default_workers, in_order
 
 LARGEST_TEXT = 2**20  # bytes of a label or json file in a tar
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             problems += 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return STOPPED
     except ShardError as error:  # of the worker processes
         print(f"error: {error}", file=sys.stderr)
         return 2
