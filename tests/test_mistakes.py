@@ -86,7 +86,7 @@ MISTAKES = [
         f"{TRAIN} run.dir=HERE/file",
         "cannot be written: Not a directory; set run.dir to a folder that",
     ),
-    (f"{TRAIN} model.weights=none.pth", "model.weights = none.pth: there is no such file; give a"),
+    (f"{TRAIN} model.weights=none.pth", "none.pth): there is no such file; give a .safetensors"),
     (f"{TRAIN} model.weights=HERE/weights.pth", "cannot be read as weights ("),
     (
         f"{TRAIN} model.backbone=resnet50 model.weights=pretrained",

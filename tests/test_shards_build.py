@@ -391,7 +391,7 @@ def test_a_place_that_cannot_be_written(tmp_path, capsys):
     make_folder(tmp_path / "in")
     put(tmp_path / "file", "x")
     assert run(tmp_path / "in", tmp_path / "file/out") == 2
-    assert "was not built: [Errno 20] Not a directory" in capsys.readouterr().err
+    assert "was not built: Not a directory; choose another --out" in capsys.readouterr().err
 
 
 def test_folder_items_come_in_order(tmp_path):
