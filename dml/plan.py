@@ -284,15 +284,38 @@ def measured_rows(plan: Plan, speed: float) -> dict[str, str]:
     }
 
 
+def add_processes(parser: argparse.ArgumentParser, about: str, most: int) -> None:
+    def count(text: str) -> int:
+        if text == "auto":
+            return max(1, count_gpus())
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is neither a number from 1 to {most} nor auto"
+            )
+        return int(text)
+
+    parser.add_argument(
+        "--processes",
+        type=count,
+        default=1,
+        metavar="N|auto",
+        help=f"{about} (default: 1); auto: one per GPU, or one without GPUs",
+    )
+
+
+def count_gpus() -> int:
+    import torch  # here: a plan needs no torch
+
+    return torch.cuda.device_count()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=program_name("python -m dml.plan"),
         description="Check a config and print every number that follows from it.",
     )
     add_arguments(parser)
-    parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="how many (default: %(default)s)"
-    )
+    add_processes(parser, "how many processes will train", most=100_000)
     parser.add_argument(
         "--measure",
         action="store_true",

@@ -153,7 +153,7 @@ def test_a_number_of_processes_that_is_none(text, capsys):
 @pytest.mark.parametrize(("gpus", "expected"), [(8, 8), (2, 2)])
 def test_auto_is_one_process_per_gpu(gpus, expected, monkeypatch):
     started = []
-    monkeypatch.setattr(command, "count_gpus", lambda: gpus)
+    monkeypatch.setattr("dml.plan.count_gpus", lambda: gpus)
     monkeypatch.setattr(command, "launch", lambda argv, *more: started.append(more) or 0)
     assert command.main([*BASE, "--processes", "auto"]) == 0
     assert started == [(expected, {})]
@@ -161,7 +161,7 @@ def test_auto_is_one_process_per_gpu(gpus, expected, monkeypatch):
 
 @pytest.mark.parametrize("words", [[], ["--processes", "1"], ["--processes", "auto"]])
 def test_one_process_is_this_one(words, monkeypatch):
-    monkeypatch.setattr(command, "count_gpus", lambda: 0)
+    monkeypatch.setattr("dml.plan.count_gpus", lambda: 0)
     monkeypatch.setattr(command, "launch", lambda *_: pytest.fail("a process was started"))
     monkeypatch.setattr(command, "run", lambda arguments: 42)
     assert command.main([*BASE, *words]) == 42

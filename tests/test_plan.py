@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -221,6 +222,12 @@ def test_processes_must_be_positive(processes: int) -> None:
     assert problems(sop_1000(), processes) == [
         f"processes = {processes}: must be at least 1; for example --processes 8"
     ]
+
+
+def test_auto_plans_one_process_per_gpu(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("dml.plan.count_gpus", lambda: 8)
+    assert main(["--config", SOP_1000, "--processes", "auto"]) == 0
+    assert re.search(r"^processes +8$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_all_problems_are_reported_together() -> None:

@@ -191,7 +191,9 @@ def test_images_that_do_not_decode_though_every_checksum_holds(out):
     good = members(out / "train-000000.tar")
     rewrite(out, [("00000000.png", b"x" * len(good[0][1])), *good[1:]])
     (problem,) = verify(out)
-    assert problem.startswith("train-000000.tar: 00000000 is not an image (JPEG, PNG, WEBP, GIF, BMP,")
+    assert problem.startswith(
+        "train-000000.tar: 00000000 is not an image (JPEG, PNG, WEBP, GIF, BMP,"
+    )
     data = encode(0, "BMP", size=(4, 4)).ljust(len(good[0][1]), b"\0")
     rewrite(out, [("00000000.png", data), *good[1:]])
     assert list(verify(out)) == ["train-000000.tar: 00000000 is neither JPEG nor PNG"]

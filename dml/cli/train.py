@@ -1,6 +1,5 @@
 """`dml train`: the training program, and with --processes or --deepspeed also its launcher."""
 
-import argparse
 import os
 import signal
 import sys
@@ -10,30 +9,22 @@ from importlib.util import find_spec
 from dml.cli.ranks import launch
 from dml.config import CONFIGS, load
 from dml.errors import MISTAKES, LaunchError
-from dml.plan import built_sizes, missing_files, plan
+from dml.plan import add_processes, built_sizes, missing_files, plan
 from dml.train import MISTAKE, complain, make_parser, run
-
-AUTO = 0  # --processes auto
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     # Until there is a run to save, Ctrl-C ends the program without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parser = make_parser()
-    parser.add_argument(
-        "--processes",
-        type=_count,
-        default=1,
-        metavar="N|auto",
-        help="processes to start on this machine (default: 1); auto: one per GPU, or one without GPUs",
-    )
+    add_processes(parser, "processes to start on this machine", most=1000)
     parser.add_argument(
         "--deepspeed",
         choices=("zero1", "zero2", "zero3"),
         help="divide the optimizer state (zero1), the gradients too (zero2), the weights too (zero3)",
     )
     arguments = parser.parse_args(argv)
-    processes = arguments.processes or count_gpus() or 1
+    processes = arguments.processes
     if processes == 1 and not arguments.deepspeed:
         return run(arguments)
     try:
@@ -46,20 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return complain(error, MISTAKE)
     sets = ["--set", *arguments.set] if arguments.set else []
     return launch(["--config", *arguments.config, *sets], processes, variables)
-
-
-def _count(text: str) -> int:
-    if text == "auto":
-        return AUTO
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number from 1 to 1000 nor auto")
-    return int(text)
-
-
-def count_gpus() -> int:
-    import torch  # here: the other numbers need no torch
-
-    return torch.cuda.device_count()
 
 
 def deepspeed_variables(stage: str) -> dict[str, str]:
