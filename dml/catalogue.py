@@ -116,4 +116,4 @@ DATASETS: Mapping[str, Dataset] = {
     "folder": Dataset(None, None, (1, 2, 4, 8)),
 }
 
-BACKBONES = ("bn_inception", "resnet50", "efficientnet_lite0", "convnet")
+BACKBONES = ("bn_inception", "resnet50", "resnet50_v1", "efficientnet_lite0", "convnet")

@@ -6,7 +6,8 @@ The weights depend only on the config and the seed, so they are the same in ever
 
 - `backbone` (Backbone, initialise): what every backbone has in common
 - `bn_inception` (bn_inception): the paper's network
-- `resnet50` (resnet50): ResNet-50
+- `resnet50` (resnet50, resnet50_v1): ResNet-50, as torchvision has it and as first published
+- `keras_resnet50`: a program that converts the weights of Keras
 - `efficientnet_lite` (efficientnet_lite0): EfficientNet-Lite0
 - `convnet` (convnet): a small network for studies on a CPU
 - `timm_backbone` (timm_backbone): any network of timm
@@ -29,7 +30,7 @@ from dml.models.bn_inception import bn_inception
 from dml.models.convnet import convnet
 from dml.models.efficientnet_lite import efficientnet_lite0
 from dml.models.embedder import Embedder
-from dml.models.resnet50 import resnet50
+from dml.models.resnet50 import resnet50, resnet50_v1
 from dml.models.timm_backbone import timm_backbone
 from dml.models.weights import load_weights, packaged
 
@@ -38,6 +39,7 @@ __all__ = ["BACKBONES", "Embedder", "ModelError", "make_model"]
 BACKBONES: Mapping[str, Callable[[], Backbone]] = {
     "bn_inception": bn_inception,
     "resnet50": resnet50,
+    "resnet50_v1": resnet50_v1,
     "efficientnet_lite0": efficientnet_lite0,
     "convnet": convnet,
 }
