@@ -25,6 +25,7 @@ import torch
 import yaml
 from fleet import ROOT, environment
 from pictures import encode, make_folder, put
+from test_keras_resnet50 import keras_weights, pack
 from test_search import make_run
 from test_shards_icons import drawn_by
 from test_shards_icons import write as write_icons
@@ -205,7 +206,12 @@ def runs(command, here, tiny_run):
         shutil.copytree(tiny_run(), folder / "some-seed0")
 
 
+def keras_package(command, here, tiny_run):
+    pack(here / command.words[-2], keras_weights())
+
+
 STAND_INS = {
+    "dml.models.keras_resnet50": keras_package,
     "shards/build.py": dataset,
     "dml/train.py": shards,
     "dml/embed.py": photos,
@@ -279,8 +285,9 @@ def has_its_extras(command, page):
 
 def is_the_package_of_the_page(command, page):
     """npm: there is no network, and the package has 100 MB."""
-    version = command.words[-1].rpartition("@")[2]
-    assert set(re.findall(r"iconify-json-([\d.]+)\.tgz", page.read_text())) == {version}
+    name, _, version = command.words[-1].rpartition("@")
+    file = name.removeprefix("@").replace("/", "-")
+    assert set(re.findall(rf"{file}-([\d.]+)\.tgz", page.read_text())) == {version}
 
 
 def is_installed(command, page):

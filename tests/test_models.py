@@ -20,7 +20,13 @@ from dml.data.preprocessing import Input
 from dml.errors import ModelError
 from dml.models import BACKBONES, Embedder, make_model
 
-SIZE = {"bn_inception": 64, "resnet50": 64, "resnet50_v1": 64, "efficientnet_lite0": 64, "convnet": 32}
+SIZE = {
+    "bn_inception": 64,
+    "resnet50": 64,
+    "resnet50_v1": 64,
+    "efficientnet_lite0": 64,
+    "convnet": 32,
+}
 BATCHNORMED = [name for name in NAMES if name != "convnet"]
 
 

@@ -114,7 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         state = converted(*read(arguments.package))
-        write_whole(Path(arguments.out), save(state))
+        out = Path(arguments.out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, save(state))
     except KeyError as error:
         print(f"{arguments.package} is not ResNet-50: it has no {error}", file=sys.stderr)
         return 2
