@@ -86,6 +86,7 @@ MISTAKES = [
         f"{TRAIN} run.dir=HERE/file",
         "cannot be written: Not a directory; set run.dir to a folder that",
     ),
+    ("dml/train.py --config your_imgs", "did you mean your_images? check the path"),
     (f"{TRAIN} model.weights=none.pth", "none.pth): there is no such file; give a .safetensors"),
     (f"{TRAIN} model.weights=HERE/weights.pth", "cannot be read as weights ("),
     (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dml.catalogue import DATASETS, complete_loss
-from dml.config.packaged import find_config, find_shards, packaged_config
+from dml.config.packaged import CONFIGS, find_config, find_shards, packaged_config
 from dml.config.sections import SECTIONS, Config, Loss
 from dml.config.synonyms import suggestion
 from dml.config.yaml12 import dump, parse, read_yaml
@@ -64,7 +64,9 @@ def _read_file(
         if not all(isinstance(base, str) for base in bases):
             raise ValueError("extends must be a path or a list of paths")
     except OSError as error:
-        problems.append(Problem(str(path.absolute()), None, str(error.strerror), "check the path"))
+        packaged = [file.stem for file in CONFIGS.glob("*.yaml")]
+        fix = f"{did_you_mean(path.stem, packaged)}check the path"
+        problems.append(Problem(str(path.absolute()), None, str(error.strerror), fix))
         return []
     except (TypeError, ValueError, RuntimeError) as error:
         problems.append(Problem(str(path), None, str(error), fix))
