@@ -137,9 +137,10 @@ def embed_images(args: argparse.Namespace) -> str:
     )
     write(args.out, Embedded(X[readable], kept, info))
     classes = len({entry.class_name for entry in kept} - {None})
+    of_classes = f" of {classes:,} classes" if classes else ""
     rate = f"{seconds:.1f} s, {len(entries) / seconds:,.0f} images/s"
     left_out = f"; left out {info.unreadable:,} that cannot be read" if info.unreadable else ""
-    return f"{args.out}: {len(kept):,} images of {classes:,} classes in {rate}{left_out}"
+    return f"{args.out}: {len(kept):,} images{of_classes} in {rate}{left_out}"
 
 
 if __name__ == "__main__":
