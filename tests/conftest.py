@@ -8,6 +8,7 @@ import os
 import subprocess
 
 import pytest
+from forks import Forked
 
 # Threads that wait for work must not spin: with more threads than cores, small networks became ten
 # times slower. Both settings are read when torch is first imported.
@@ -18,7 +19,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 collect_ignore = ["conftest.py", "cluster/conftest.py"]  # two modules of one name: no doctests
 MARKERS = ("slurm", "training", "processes")
 
-popen = subprocess.Popen.__init__
+popen, forked = subprocess.Popen.__init__, Forked.__init__
 
 
 def needed_marker(command, env):
@@ -38,22 +39,29 @@ def needed_marker(command, env):
 
 
 def pytest_configure(config):
-    def checked(self, args, *more, **options):
-        marker = needed_marker(args, options.get("env"))
+    def check(command, env):
+        marker = needed_marker(command, env)
         test = config.stash.get(CURRENT, None)
         if marker and test and not any(test.get_closest_marker(name) for name in MARKERS):
             pytest.fail(
-                f"{test.nodeid} starts {args}: give it @pytest.mark.{marker}, so that "
+                f"{test.nodeid} starts {command}: give it @pytest.mark.{marker}, so that "
                 "`make test-fast` leaves it out",
                 pytrace=False,
             )
+
+    def checked_popen(self, args, *more, **options):
+        check(args, options.get("env"))
         popen(self, args, *more, **options)
 
-    subprocess.Popen.__init__ = checked
+    def checked_fork(self, command, cwd, env, *outputs):
+        check([*map(str, command)], env)
+        forked(self, command, cwd, env, *outputs)
+
+    subprocess.Popen.__init__, Forked.__init__ = checked_popen, checked_fork
 
 
 def pytest_unconfigure():
-    subprocess.Popen.__init__ = popen
+    subprocess.Popen.__init__, Forked.__init__ = popen, forked
 
 
 CURRENT = pytest.StashKey()

@@ -6,9 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from forks import Forked
 
 ROOT = Path(__file__).parents[1]
 WORKERS = Path(__file__).parent / "workers"
@@ -73,27 +76,25 @@ def start(worker, processes, *arguments, timeout=240):
 
     Returns how each ended. None may outlive the time-out: a hang is a failure.
     """
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(WORKERS / worker), *map(str, arguments)],
-            env=environment(**rank),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ranks(processes)
-    ]
-    deadline = time.monotonic() + timeout
-    ended = []
-    try:
-        for process in running:
-            out, err = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-            ended.append(Ended(process.returncode, out, err))
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return ended
+    command, deadline = [WORKERS / worker, *arguments], time.monotonic() + timeout
+    with tempfile.TemporaryDirectory() as folder:
+        said = [
+            (Path(folder, f"{rank}.out"), Path(folder, f"{rank}.err")) for rank in range(processes)
+        ]
+        running = [
+            Forked(command, ROOT, environment(**rank), *files)
+            for rank, files in zip(ranks(processes), said, strict=True)
+        ]
+        try:
+            codes = [p.wait(max(0.1, deadline - time.monotonic())) for p in running]
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+        return [
+            Ended(code, out.read_text(), err.read_text())
+            for code, (out, err) in zip(codes, said, strict=True)
+        ]
 
 
 def run(worker, processes, *arguments, timeout=240):

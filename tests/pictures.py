@@ -1,13 +1,33 @@
 """Small images, and datasets of them, for the tests of shards."""
 
+import atexit
 import hashlib
 import io
 import json
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from shards.index import ROW_1, load_index, manifest_sha256
+
+BUNDLED = Path(__file__).parents[1] / "shards" / "bundled" / "icons-mini"
+
+
+@cache
+def few_icons():
+    """The bundled icons with 200 of their 1,000 test images: most of the time of a short run would be
+    its last evaluation."""
+    folder = Path(tempfile.mkdtemp(prefix="icons-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shards = shutil.copytree(BUNDLED, folder / "icons-mini")
+    index = load_index(shards)
+    splits = {**index.manifest["splits"], "test": {"classes": 100, "images": 200}}
+    put_index(shards, index.rows[: splits["train"]["images"] + 200], splits=splits)
+    return shards
 
 
 def encode(seed, kind="JPEG", mode="RGB", size=(20, 16)):

@@ -11,9 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 from fleet import ROOT, environment, free_port, ranks, run, start
+from forks import Forked
+from pictures import few_icons
 
 TRAIN = ROOT / "dml" / "train.py"
-ICONS = ROOT / "shards" / "bundled" / "icons-mini"
+ICONS = few_icons()
 BASE = [
     "--config",
     str(ROOT / "configs" / "icons_mini.yaml"),
@@ -84,30 +86,36 @@ class Launched:
     """A run that a test watches and disturbs.
 
     how: arguments of `accelerate launch`, or a number of processes that are started without it, so
-    that each has its own exit code. machines: a working folder per process.
+    that each has its own exit code. machines: a working folder per process. forked: False if the
+    imports of a process matter.
     """
 
-    def __init__(self, how, folder, *sets, machines=None, program=(TRAIN,), base=BASE):
+    def __init__(self, how, folder, *sets, machines=None, program=(TRAIN,), base=BASE, forked=True):
         self.run, self.log = Path(folder) / "icons_mini", Path(folder) / f"{time.monotonic_ns()}"
         Path(folder).mkdir(exist_ok=True)
         command = [*program, *base, f"run.dir={folder}", *sets]
         if isinstance(how, int):
-            launcher, variables = [sys.executable], ranks(how)
+            launcher, variables, self.ranks = [sys.executable], ranks(how), True
         else:
             launcher = ["accelerate", "launch", "--main_process_port", free_port(), *how]
-            variables = [{"DS_ACCELERATOR": "cpu"}]
-        with self.log.open("w") as log:
-            self.processes = [
-                subprocess.Popen(
-                    [*map(str, (*launcher, *command))],
-                    cwd=cwd,
-                    env=environment(**more),
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-                for more, cwd in zip(variables, machines or [ROOT] * len(variables), strict=True)
-            ]
+            variables, self.ranks = [{"DS_ACCELERATOR": "cpu"}], False
+        self.processes = [
+            Forked(command, cwd, environment(**more), self.log, self.log)
+            if self.ranks and forked
+            else self.start([*launcher, *command], cwd, environment(**more))
+            for more, cwd in zip(variables, machines or [ROOT] * len(variables), strict=True)
+        ]
+
+    def start(self, command, cwd, env):
+        with self.log.open("a") as log:
+            return subprocess.Popen(
+                [*map(str, command)],
+                cwd=cwd,
+                env=env,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     @property
     def said(self):
@@ -130,11 +138,12 @@ class Launched:
 
     def rank(self, number):
         """The process of a rank."""
-        for process in self.processes:
-            top = psutil.Process(process.pid)
-            for child in (top, *top.children(recursive=True)):
-                if child.environ().get("RANK") == str(number) and str(TRAIN) in child.cmdline():
-                    return child
+        if self.ranks:
+            return psutil.Process(self.processes[number].pid)
+        top = psutil.Process(self.processes[0].pid)
+        for child in top.children(recursive=True):
+            if child.environ().get("RANK") == str(number) and str(TRAIN) in child.cmdline():
+                return child
         pytest.fail(f"no rank {number}")
 
     def end(self, timeout=270):

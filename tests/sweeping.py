@@ -6,8 +6,9 @@ import sys
 
 import yaml
 from fleet import ROOT, environment
+from pictures import few_icons
 
-ICONS = ROOT / "shards" / "bundled" / "icons-mini"
+ICONS = few_icons()
 SETTINGS = {
     "data.shards": str(ICONS),
     "data.workers": 0,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fleet import ROOT, environment
-from runs import BASE, checkpoints, content, losses, train
+from fleet import environment
+from runs import BASE, ICONS, checkpoints, content, losses, train
 
 from dml.cli import main as door
 from dml.cli import train as command
@@ -304,7 +304,7 @@ def test_a_mistake_of_one_process_is_its_sentence_and_nothing_else(tmp_path):
     """The shards are missing where the second process looks for them."""
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "shards").symlink_to(ROOT / "shards" / "bundled" / "icons-mini")
+    (folder / "shards").symlink_to(ICONS)
     away = f"os.chdir({str(tmp_path)!r})"
     run = Training(folder, "data.shards=shards", rank="1", code=away)
     assert run.end() == 2

@@ -211,14 +211,22 @@ def test_a_process_that_waits_for_the_others_ends_with_its_launcher(tmp_path):
     """The first of two, and the second one never comes."""
     launcher = "import subprocess, sys; subprocess.run(sys.argv[1:])"
     command = [sys.executable, TRAIN, *BASE, f"run.dir={tmp_path}"]
+    first, _ = ranks(2)
     with subprocess.Popen(
-        [sys.executable, "-c", launcher, *map(str, command)],
-        env=environment(**ranks(2)[0]),
-        cwd=ROOT,
+        [sys.executable, "-c", launcher, *map(str, command)], env=environment(**first), cwd=ROOT
     ) as launched:
-        top = psutil.Process(launched.pid)
-        time.sleep(8)  # until it has imported torch, and waits
+        top, deadline = psutil.Process(launched.pid), time.monotonic() + 100
+
+        def waits(process):
+            """Whether it listens for the other one."""
+            ports = {each.laddr.port for each in process.net_connections() if each.laddr}
+            return int(first["MASTER_PORT"]) in ports
+
+        while not any(map(waits, top.children())):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         (waiting,) = top.children()
+        time.sleep(0.5)  # it listens, and then waits
         launched.kill()
     assert psutil.wait_procs([waiting], timeout=SOON)[1] == []
 
@@ -251,7 +259,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
 def test_a_signal_before_there_is_anything_to_save_ends_the_program(sent, tmp_path):
-    run = Launched(1, tmp_path)
+    run = Launched(1, tmp_path, forked=False)
     time.sleep(0.7)
     run.processes[0].send_signal(sent)
     assert run.end(timeout=SOON) in ([-sent], [75]), run.said

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from cluster.two_nodes import TwoNodes, missing
 from fleet import ROOT
+from forks import import_for_forks
 from pictures import make_folder
 
 from chaos.faults import Moment
@@ -40,6 +41,7 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         torch.set_num_threads(1)  # a fork of a process with a pool of threads would wait for them
+        import_for_forks()
         self.stack = ExitStack()
         self.alone = own_shared_memory()  # whether all shared memory that is seen is ours
         self.references: dict[Setup, Path] = {}
@@ -68,7 +70,8 @@ class Lab:
         setup = LIKE.get(setup, setup)
         if setup not in self.references:
             place = self.folder / "undisturbed" / setup.name.replace(" ", "-")
-            run = setup.start(place, self.folder / f"{place.name}.log", {})
+            log = self.folder / f"{place.name}.log"
+            run = setup.start(place, log, {}, disturbed=False)
             run.end(prompt=None, hang=WHOLE_RUN)
             if set(run.codes) != {FINISHED}:
                 raise Violation(
@@ -192,8 +195,11 @@ class Trial:
         settings: Settings,
         env: Mapping[str, str] | None = None,
         place: Path | None = None,
+        *,
+        disturbed: bool = True,
     ) -> Watched:
-        run = setup.start(place or self.folder, self.log(), settings, env)
+        place = place or self.folder
+        run = setup.start(place, self.log(), settings, env, disturbed=disturbed)
         self.started.append(run)
         return run
 

@@ -103,11 +103,17 @@ class Watched:
             )
         self.children.append(child)
 
-    def fork(self, words: Sequence[object], gigabytes: float | None = None) -> None:
+    def fork(
+        self,
+        words: Sequence[object],
+        gigabytes: float | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         """Run one of our programs as `__main__` in a fork of this process, which has imported torch
         already. gigabytes: how much memory it may take in addition."""
         pid = os.fork()
         if pid == 0:
+            os.environ.update(env or {})
             become([*map(str, words)], self.log, gigabytes)
         self.children.append(Forked(pid))
         self.sessions.add(pid)

@@ -52,8 +52,15 @@ class Setup:
         return folder / "runs" / ("study/a-seed0" if self.launcher == "sweep" else "run")
 
     def start(
-        self, folder: Path, log: Path, settings: Settings, env: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        log: Path,
+        settings: Settings,
+        env: Mapping[str, str] | None = None,
+        *,
+        disturbed: bool = True,
     ) -> Watched:
+        """disturbed: False if nothing will look at the processes; then they may be forks."""
         folder.mkdir(parents=True, exist_ok=True)
         watched, env = Watched(log), env or {}
         settings = {"run.dir": str(folder / "runs"), **settings}
@@ -68,7 +75,10 @@ class Setup:
         else:
             words = training({**settings, "run.name": "run"})
             for each in ranks(self.processes) if self.processes > 1 else [{}]:
-                watched.start([sys.executable, *words], {**each, **env})
+                if disturbed:
+                    watched.start([sys.executable, *words], {**each, **env})
+                else:
+                    watched.fork(words, env=each)
         return watched
 
     def sweep(

@@ -72,7 +72,7 @@ def undergo(
 def finish(t: Trial, setup: Setup, settings: Settings, place: Path | None = None) -> str:
     """The same command again: it must end with the bytes of the undisturbed run."""
     folder = setup.run_folder(place or t.folder)
-    again = t.start(setup, settings, None, place)
+    again = t.start(setup, settings, None, place, disturbed=False)
     again.end(prompt=None, hang=WHOLE_RUN)
     if {*again.codes} != {FINISHED}:
         raise Violation(f"it cannot be resumed: {again.codes}, {last_lines(again.said)}")
