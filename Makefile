@@ -27,17 +27,17 @@ $(STAMP): pyproject.toml constraints.txt
 		--no-build-isolation -e '.[deepspeed]'
 	touch $(STAMP)
 
-# Two files of tests at a time; those on a Slurm have the machine to themselves.
+# Two files of tests at a time, in the order of tests/conftest.py; those on a Slurm, which wait most of
+# the time and must not come too late, have the machine to themselves.
 PYTEST = $(BIN)/python -m pytest -q
-TWO = -n 2 --dist loadfile
-SLOW = processes or training or slow
+TWO = -n 2 --no-loadscope-reorder --dist
 
-test: test-fast ## all tests: a quarter of an hour on two cores
-	$(PYTEST) $(TWO) -m "($(SLOW)) and not slurm"
-	$(PYTEST) -m slurm
+test: $(STAMP) ## all tests: MINUTES on two cores
+	$(PYTEST) $(TWO) loadfile -m "not slurm"
+	$(PYTEST) $(TWO) load tests/cluster
 
 test-fast: $(STAMP) ## tests without groups of processes, training or Slurm: two or three minutes
-	$(PYTEST) $(TWO) -m "not ($(SLOW) or slurm)"
+	$(PYTEST) $(TWO) loadfile -m "not (processes or training or slow or slurm)"
 
 # Installs apt packages, so it needs root. Without them the cluster's tests are skipped; in CI they fail.
 slurm: ## install Slurm for the tests (Debian, as root)

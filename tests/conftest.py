@@ -18,6 +18,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 collect_ignore = ["conftest.py", "cluster/conftest.py"]  # two modules of one name: no doctests
 MARKERS = ("slurm", "training", "processes")
+# The files that take longest begin first: one that begins last would end alone.
+LONGEST = (
+    "test_chaos.py",
+    "test_docs.py",
+    "test_train_resume.py",
+    "test_cli.py",
+    "test_endings.py",
+    "test_step.py",
+    "test_triton.py",
+    "test_slurm.py",
+)
 
 popen, forked = subprocess.Popen.__init__, Forked.__init__
 
@@ -81,6 +92,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "slurm" in getattr(item, "fixturenames", ()):
             item.add_marker("slurm")
+    items.sort(key=lambda item: LONGEST.index(name) if (name := item.path.name) in LONGEST else 99)
 
 
 @pytest.fixture

@@ -644,7 +644,8 @@ def test_a_sweep_on_this_machine(tmp_path):
     empty = tmp_path / "empty.pth"
     empty.touch()
     points = {"bad": {"model.weights": str(empty)}, "good": {}, "late": {"optim.lr": 2e-4}}
-    sweep = Sweeping(tmp_path, points, **{"length.steps": 12, "eval.every_steps": 5})
+    settings = {"length.steps": 12, "eval.every_steps": 5, "data.size": 16}
+    sweep = Sweeping(tmp_path, points, **settings)
     assert sweep.states() == dict.fromkeys(points, "new")
     said = sweep("--executor", "local", "--processes-per-node", "2", code=1)
     assert "1 failed, 2 finished" in said
@@ -666,7 +667,7 @@ def test_a_sweep_on_this_machine(tmp_path):
 @pytest.mark.training
 def test_a_sweep_on_this_machine_is_interrupted_killed_and_continued(tmp_path):
     steps = 60
-    more = {"save.every_minutes": 1e-6, "length.steps": steps, "data.workers": 2}
+    more = {"save.every_minutes": 1e-6, "length.steps": steps, "data.workers": 2, "data.size": 16}
     sweep = Sweeping(tmp_path, {"a": {}}, **more)
 
     def trained():
@@ -702,7 +703,8 @@ def test_a_sweep_on_this_machine_is_interrupted_killed_and_continued(tmp_path):
 
 @pytest.mark.training
 def test_a_sweep_whose_launcher_was_killed_saves_and_is_continued(tmp_path):
-    sweep = Sweeping(tmp_path, {"a": {}}, **{"data.workers": 2, "length.steps": 100})
+    settings = {"data.workers": 2, "length.steps": 100, "data.size": 16}
+    sweep = Sweeping(tmp_path, {"a": {}}, **settings)
     arguments = ("--executor", "local", "--processes-per-node", "2")
     with sweep.start(*arguments) as launcher:
         deadline = time.monotonic() + 100

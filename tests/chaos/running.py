@@ -170,7 +170,7 @@ class Watched:
                 kind = "a hang" if None in self.codes else "a leftover process"
                 self.kill()
                 raise Violation(f"{kind} after {hang} s: {who}\n{last_lines(self.said)}")
-            time.sleep(0.02)
+            time.sleep(0.1)  # to look at all processes of the machine takes some milliseconds
         starved = max((each[-1] - each[0] for each in waits.values()), default=0)
         if prompt and passed - starved > prompt:
             raise SlowError(f"it took {passed - starved:.0f} s to end: {last_lines(self.said)}")

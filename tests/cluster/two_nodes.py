@@ -7,6 +7,7 @@ No systemd, no cgroups, no database. All daemons are children of this process an
 """
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -21,7 +22,8 @@ PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "squeue", "scontr
 NODES = ("n1", "n2")
 
 # cred_expire is also the hold-off after a requeue, two minutes by default. Without
-# preempt_send_user_signal a preempted job gets SIGTERM alone, never the signal it asked for.
+# preempt_send_user_signal a preempted job gets SIGTERM alone, never the signal it asked for. The port
+# of a job is drawn from its number: the numbers of two clusters on one machine must differ.
 SETTINGS = """
 ClusterName=dml
 SlurmctldHost={host}(127.0.0.1)
@@ -52,6 +54,7 @@ PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 JobRequeue=1
 ReturnToService=2
+FirstJobId={first_job}
 KillWait=15
 MinJobAge=60
 GresTypes=gpu
@@ -108,9 +111,10 @@ class TwoNodes:
         )
         hosts = "".join(f"127.0.0.1 {node}\n" for node in NODES)
         (self.folder / "hosts").write_text(Path("/etc/hosts").read_text() + hosts)
-        ports = dict(zip(("control", *NODES), free_ports(3), strict=True))
+        numbers = dict(zip(("control", *NODES), free_ports(3), strict=True))
         host = socket.gethostname().split(".")[0]
-        self.settings.write_text(SETTINGS.format(folder=self.folder, host=host, **ports))
+        numbers["first_job"] = random.SystemRandom().randrange(1, 1_000_000)
+        self.settings.write_text(SETTINGS.format(folder=self.folder, host=host, **numbers))
 
     def start(self) -> None:
         folder, conf = self.folder, str(self.settings)
