@@ -27,17 +27,17 @@ $(STAMP): pyproject.toml constraints.txt
 		--no-build-isolation -e '.[deepspeed]'
 	touch $(STAMP)
 
-# Two files of tests at a time, in the order of tests/conftest.py; those on a Slurm, which wait most of
-# the time and must not come too late, have the machine to themselves.
-PYTEST = $(BIN)/python -m pytest -q
-TWO = -n 2 --no-loadscope-reorder --dist
+# Two files of tests at a time; of those that start processes, the longest begin first (LONGEST of
+# tests/conftest.py). Those on a Slurm mostly wait, two at a time, each with a cluster of its own.
+PYTEST = $(BIN)/python -m pytest -q -n 2
+SLOW = processes or training or slow
 
-test: $(STAMP) ## all tests: MINUTES on two cores
-	$(PYTEST) $(TWO) loadfile -m "not slurm"
-	$(PYTEST) $(TWO) load tests/cluster
+test: test-fast ## all tests: about twelve minutes on two cores
+	$(PYTEST) --dist loadfile --no-loadscope-reorder -m "($(SLOW)) and not slurm"
+	$(PYTEST) --dist loadgroup tests/cluster
 
 test-fast: $(STAMP) ## tests without groups of processes, training or Slurm: two or three minutes
-	$(PYTEST) $(TWO) loadfile -m "not (processes or training or slow or slurm)"
+	$(PYTEST) --dist loadfile -m "not ($(SLOW) or slurm)"
 
 # Installs apt packages, so it needs root. Without them the cluster's tests are skipped; in CI they fail.
 slurm: ## install Slurm for the tests (Debian, as root)

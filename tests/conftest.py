@@ -18,7 +18,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 collect_ignore = ["conftest.py", "cluster/conftest.py"]  # two modules of one name: no doctests
 MARKERS = ("slurm", "training", "processes")
-# The files that take longest begin first: one that begins last would end alone.
+# The files that take longest begin first: one that begins last would run alone at the end.
 LONGEST = (
     "test_chaos.py",
     "test_docs.py",

@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import asdict
 from pathlib import Path
 
+import fleet
 import pytest
 
 from dml.cost import loss_bytes_sent
@@ -127,9 +128,7 @@ def measure(monkeypatch):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_help(program):
-    command = [sys.executable, HERE / f"{program}.py", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    (done,) = fleet.run(HERE / f"{program}.py", 1, "--help")
     assert f"benchmarks/{program}.py" in done.stdout
 
 

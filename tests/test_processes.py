@@ -12,10 +12,10 @@ pytestmark = pytest.mark.processes
 WHO = """
 import torch
 from network import leave
-from dml.distributed.processes import make_accelerator
+from dml.distributed.processes import became_one, make_accelerator
 a = make_accelerator()
 print(f"who {a.process_index} of {a.num_processes}, {a.distributed_type.value}, "
-      f"{torch.get_num_threads()} threads")
+      f"{torch.get_num_threads()} threads, became one: {became_one()}")
 leave(a)
 """
 
@@ -31,6 +31,7 @@ def test_plain_launch_is_one_process(who):
     done = launch(who)
     assert done.returncode == 0, done.stderr
     assert "who 0 of 1, NO," in done.stdout
+    assert "became one: False" in done.stdout
 
 
 def test_two_processes_know_each_other(who):
@@ -38,6 +39,7 @@ def test_two_processes_know_each_other(who):
     assert done.returncode == 0, done.stderr
     assert "who 0 of 2, MULTI_CPU," in done.stdout
     assert "who 1 of 2, MULTI_CPU," in done.stdout
+    assert done.stdout.count("became one: False") == 2
 
 
 def test_torchrun_works_too(who):
@@ -72,10 +74,8 @@ def test_deepspeed_that_accelerate_drops_is_refused(who):
 
 
 def test_several_processes_that_became_one_are_noticed(tmp_path):
-    """accelerate starts one process without a warning where there is no GPU."""
+    """accelerate starts one process without a warning where there is no GPU. The launches above are
+    not taken for it."""
     sets = [f"run.dir={tmp_path}", "engine.kind=triton"]  # refused after the processes have met
     done = launch("--num_processes", 2, TRAIN, *BASE, *sets)
     assert "accelerate was asked for several processes but started one" in done.stdout
-    for how in (["--num_processes", 1], ["--multi_gpu", "--num_processes", 2]):
-        done = launch(*how, TRAIN, *BASE, *sets)
-        assert "accelerate was asked" not in done.stdout
