@@ -35,7 +35,10 @@ class Forked:
 
     def answer(self):
         """The next number from the parent of the fork: its id, and later its exit code."""
-        return int.from_bytes(os.read(self.answers, 8), "little", signed=True)
+        number = os.read(self.answers, 8)
+        if not number:
+            raise RuntimeError("the process that forks, or the parent of a fork, has ended")
+        return int.from_bytes(number, "little", signed=True)
 
     def wait(self, timeout=None):
         if self.returncode is None:
@@ -71,7 +74,7 @@ def server():
         )
 
     def end():
-        ours.close()
+        ours.shutdown(socket.SHUT_RDWR)  # also where a worker of a loader holds a copy
         process.wait()
 
     atexit.register(end)
