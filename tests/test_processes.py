@@ -27,8 +27,9 @@ def who(tmp_path):
     return script
 
 
-def test_plain_launch_is_one_process(who):
-    done = launch(who)
+@pytest.mark.parametrize("how", [(), ("--num_processes", 1)])
+def test_plain_launch_is_one_process(how, who):
+    done = launch(*how, who)
     assert done.returncode == 0, done.stderr
     assert "who 0 of 1, NO," in done.stdout
     assert "became one: False" in done.stdout
