@@ -154,7 +154,7 @@ def test_in_small(program, run, measure, tmp_path):
         assert re.fullmatch(against, row.against)
         assert row.goal == goal
         assert math.isfinite(row.ratio)
-        assert row.ratio > 0
+        assert row.ratio > 0 or row.value == "0 MiB"  # so little at such a size
         if row.goal.startswith("=="):
             assert row.ok, row  # an exact figure does not depend on the size
     missed = {str(row) for row in rows if row.ok is False}
