@@ -4,16 +4,48 @@ The formulas and their reasons are in docs/scale.md; benchmarks/scale.py measure
 takes its block sizes from here, so the plan describes what the engine does.
 """
 
+from dataclasses import dataclass
+
+GIB, MIB = 2**30, 2**20
 FP32 = 4
 LABEL = 8  # int64
 LOSS_SHARE = 8  # float64, once per process
 # Of multi-similarity: minimum positive, maximum negative and the log-sum-exps of the mined positives
 # and negatives. Other losses are counted alike: beside an embedding the statistics are negligible.
 ROW_STATISTICS = 4
-# S of a process's own rows is kept between the two sweeps of the loss up to this many bytes.
-KEPT_SIMILARITIES = 64 * 2**20
-# If S is not kept, at most this many bytes of it are held at a time, or 64 rows.
-LARGEST_BLOCK = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How much of S the loss works on at a time.
+
+    least_tile: the least number of rows, and of columns, of a tile, whatever is asked for.
+    part_pairs: the pairs of a tile worked on at a time. None: all.
+    strip: the rows multiplied at a time in a tile on the diagonal, of which one half is then a copy of
+        the other. None: all, and nothing is copied.
+    kept_bytes: S of a process's own rows is kept between the two sweeps up to so many bytes.
+    block_bytes: at most so many bytes of S are worked on at a time, or 64 rows.
+    """
+
+    least_tile: int
+    part_pairs: int | None
+    strip: int | None
+    kept_bytes: int
+    block_bytes: int
+
+
+# Parts of a tile stay in the cache of a core.
+CPU = Cutting(1, 2**18, 384, kept_bytes=64 * MIB, block_bytes=256 * MIB)
+KEPT_SHARE = 4  # a quarter of what is free
+
+
+def on_gpu(free: int) -> Cutting:
+    """The launch of a kernel takes as long as 50,000 multiplications per core, and there is no cache to
+    stay in: few large tiles, in one part. free: bytes."""
+    tile = 16_384 if free >= 24 * GIB else 8_192  # a few matrices of 1 GiB, or of 256 MiB
+    return Cutting(tile, None, None, kept_bytes=free // KEPT_SHARE, block_bytes=2 * GIB)
+
+
 # Matrices of tile x tile that multi-similarity holds at its peak, with one process and with several,
 # including the buffers of the libraries; measured with benchmarks/scale.py (docs/log.md). Other losses
 # take more.
@@ -27,27 +59,28 @@ def loss_bytes_sent(m: int, d: int, processes: int) -> int:
 
 
 def loss_flops(m: int, d: int, processes: int) -> int:
-    """The matrix products only. One process: half of S in each of the two sweeps, or in one sweep as
+    """The matrix products only, on a CPU. One process: half of S in each of the two sweeps, or in one sweep as
     far as it is kept, and G X. Several: S of own rows, twice unless it is kept, and G X."""
     b = m // processes
     S = FP32 * b * m // (2 if processes == 1 else 1)
-    sweeps = 2 - min(1.0, KEPT_SIMILARITIES / S) if processes == 1 else 1 + (S > KEPT_SIMILARITIES)
+    kept = CPU.kept_bytes
+    sweeps = 2 - min(1.0, kept / S) if processes == 1 else 1 + (S > kept)
     return round(2 * d * (S // FP32 * sweeps + b * m))
 
 
-def rows_at_a_time(b: int, m: int, tile: int, size: int = FP32) -> int:
+def rows_at_a_time(b: int, m: int, tile: int, size: int = FP32, cutting: Cutting = CPU) -> int:
     """How many of b own rows of S, m numbers of `size` bytes each, the loss works on at a time."""
-    return min(b, tile, max(64, LARGEST_BLOCK // (size * m)))
+    return min(b, tile, max(64, cutting.block_bytes // (size * m)))
 
 
 def loss_memory(m: int, d: int, processes: int, tile: int) -> int:
-    """For classes of a few images. The triplet loss also keeps all positives, m x per_class."""
+    """On a CPU, for classes of a few images. The triplet loss also keeps all positives, m x per_class."""
     b = m // processes
     gathered = 2 * m * d if processes > 1 else 0  # as it arrives, and split by process
     gradient = 2 * b * d  # of the loss, and scaled for the model
     rows = min(b, tile) if processes == 1 else rows_at_a_time(b, m, tile)
     tiles = (WORKING_TILES if processes == 1 else WORKING_TILES_BY_ROWS) * rows * min(tile, m)
-    kept = KEPT_SIMILARITIES // FP32
+    kept = CPU.kept_bytes // FP32
     S = b * m if b * m <= kept else rows * m
     if processes == 1:
         S = min(kept, m * (m + tile) // 2)

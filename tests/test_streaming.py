@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import naive
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from dml.distributed.collectives import Wire
 from dml.distributed.precision import full_precision
+from dml.cost import CPU
 from dml.gpw import GlobalPairLoss, dense_loss, make_loss, pair_weights
 from dml.gpw.engine.general_kernel import GeneralKernel
 from dml.gpw.engine.kernel import choose_kernel
@@ -63,14 +65,14 @@ KEPT = {"computed twice": 0, "in part": 5000, "kept": 2**20}  # bytes; S of m = 
 def test_sweeps_by_symmetry_equal_dense(variant, tile, kept):
     """Classes smaller than a tile, so that a process alone uses both sides of a tile."""
     X, labels = batch(m=64, classes=25)
-    sweeps = partial(SymmetricSweeps, kept_bytes=KEPT[kept])
+    sweeps = partial(SymmetricSweeps, cutting=replace(CPU, kept_bytes=KEPT[kept]))
     assert_equals_dense(make(variant), X, labels, tile=tile, kind=sweeps)
 
 
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
 def test_sweeps_by_rows_equal_dense(variant, kept):
-    sweeps = partial(RowSweeps, kept_bytes=KEPT[kept])
+    sweeps = partial(RowSweeps, cutting=replace(CPU, kept_bytes=KEPT[kept]))
     assert_equals_dense(make(variant), *batch(m=30), tile=7, kind=sweeps)
 
 
@@ -87,7 +89,7 @@ def chosen(loss, tile=64, length=1.0, classes=25):
     X, labels = batch(m=64, classes=classes, dtype=torch.float32)
     found = GlobalBatch(length * X, labels, Wire())
     sweeps = choose_sweeps(loss, found, tile, Workspace())
-    return type(sweeps), type(choose_kernel(loss, found, Workspace()))
+    return type(sweeps), type(choose_kernel(loss, found, Workspace(), None))
 
 
 def test_sweeps_and_kernel_are_chosen_by_loss_and_batch():
@@ -96,8 +98,8 @@ def test_sweeps_and_kernel_are_chosen_by_loss_and_batch():
     assert chosen(MS, tile=20) == (SymmetricSweeps, MsKernel)
     assert chosen(MS, tile=20, classes=2) == (RowSweeps, MsKernel)  # a class larger than a tile
     assert chosen(weighting) == (SymmetricSweeps, GeneralKernel)  # another loss
-    assert chosen(large) == (SymmetricSweeps, GeneralKernel)  # exponents that are too large
-    assert chosen(MS, length=1.2) == (SymmetricSweeps, GeneralKernel)
+    assert chosen(large) == (OneTileSweeps, MsKernel)  # whatever the exponents are
+    assert chosen(MS, length=1.2) == (OneTileSweeps, MsKernel)
     assert chosen(large, length=0.5) == (OneTileSweeps, MsKernel)
 
 
@@ -508,8 +510,8 @@ def test_tiles_in_small_parts(variant, sweeps):
     X, labels = batch()
     loss = make(variant)
     expected, expected_gradient = value_and_gradient(dense(loss), X, labels)
-    for pairs, tile in ((1, 8), (7, 100), (40, 8), (40, 100)):
-        in_parts = partial(sweeps, make_kernel=partial(choose_kernel, part_pairs=pairs))
+    for pairs, tile in ((1, 8), (7, 100), (40, 8), (40, 100), (None, 8)):
+        in_parts = partial(sweeps, cutting=replace(CPU, part_pairs=pairs))
         fn = GlobalPairLoss(loss, tile=tile, kind=in_parts)
         value, gradient = value_and_gradient(fn, X, labels)
         assert torch.allclose(value, expected, rtol=1e-12)

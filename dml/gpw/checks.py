@@ -8,8 +8,9 @@ from torch import Tensor
 from dml.errors import NotFiniteError
 
 
-def input_problem(embeddings: Tensor, labels: Tensor) -> str | None:
-    """Why these are not a batch, in a sentence; None if they are."""
+def input_problem(embeddings: Tensor, labels: Tensor, known: bool = False) -> str | None:
+    """Why these are not a batch, in a sentence; None if they are. known: whether the labels of all
+    processes are known on the CPU, so that these may be there too."""
     if not (isinstance(embeddings, Tensor) and isinstance(labels, Tensor)):
         what = f"{type(embeddings).__name__} and {type(labels).__name__}"
         return f"embeddings and labels must be tensors, not {what}"
@@ -24,7 +25,7 @@ def input_problem(embeddings: Tensor, labels: Tensor) -> str | None:
         return f"embeddings must be floating point, not {embeddings.dtype}"
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         return f"labels must be integers (such as torch.int64), not {labels.dtype}"
-    if labels.device != embeddings.device:
+    if labels.device != embeddings.device and not (known and labels.is_cpu):
         return (
             f"embeddings are on {embeddings.device} but labels on {labels.device}; "
             "move them to the same device"
@@ -32,10 +33,14 @@ def input_problem(embeddings: Tensor, labels: Tensor) -> str | None:
     return None
 
 
-def largest_similarity(embeddings: Tensor, processes: int = 1) -> float:
-    """The largest S_ii, which no S_ij exceeds. Raises NotFiniteError if a row of the global batch
-    holds NaN or infinity, or is so long that S would overflow."""
-    norms = torch.linalg.vector_norm(embeddings.detach(), dim=1)
+def row_norms(embeddings: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(embeddings.detach(), dim=1)
+
+
+def largest_similarity(norms: Tensor, processes: int = 1) -> float:
+    """The largest S_ii, which no S_ij exceeds, from the lengths of all embeddings. Raises
+    NotFiniteError if a row of the global batch holds NaN or infinity, or is so long that S would
+    overflow. It waits for a GPU."""
     norm = float(norms.max())
     largest = norm * norm  # norm**2 would raise Python's OverflowError
     if not largest <= torch.finfo(norms.dtype).max:
@@ -54,4 +59,4 @@ def check_batch(embeddings: Tensor, labels: Tensor) -> None:
     problem = input_problem(embeddings, labels)
     if problem is not None:
         raise ValueError(problem)
-    largest_similarity(embeddings)
+    largest_similarity(row_norms(embeddings))

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from dml.distributed.collectives import Wire
 from dml.distributed.precision import at_least_float32, full_precision
-from dml.gpw.checks import input_problem
+from dml.gpw.checks import input_problem, largest_similarity
 from dml.gpw.engine.sweeps import MakeSweeps, Sweeps, choose_sweeps
 from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import GlobalBatch
@@ -54,8 +54,13 @@ class GlobalPairLoss(nn.Module):
     value and gradient are equal. Half precision is computed in float32. Gradients of gradients are
     refused.
 
+    On a GPU the host does not wait for the loss from the second call on, if `all_labels` is given. A
+    batch with NaN or infinity then makes the loss NaN, and `check_finite` says where they are; on a CPU
+    `forward` says so itself.
+
     tile: the number of rows, and of columns, of S worked on at a time. More is faster and takes more
-        memory. Below 32 the last bits of S may differ between the two sides of a pair.
+        memory. Below 32 the last bits of S may differ between the two sides of a pair. On a GPU it is
+        at least 8,192.
     kind: what computes the sweeps. "streaming" is plain torch, "triton" has kernels for CUDA, "auto"
         is "triton" where that is possible. A function that makes sweeps (`engine.sweeps`) is taken as
         it is, for example `RowSweeps`.
@@ -88,24 +93,37 @@ class GlobalPairLoss(nn.Module):
         self.wire = Wire()
         self.workspace = Workspace()
         self.warned = False
+        self.norms: Tensor | None = None  # of the last batch
 
     def extra_repr(self) -> str:
         return f"{self.loss}, tile={self.tile}, reduction={self.reduction!r}, kind={self.kind!r}"
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        problem = input_problem(embeddings, labels)
-        self.wire.agree(describe(embeddings, labels) if problem is None else "", problem)
-        X = at_least_float32(embeddings)
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, all_labels: Tensor | None = None
+    ) -> Tensor:
+        """all_labels: those of all processes in the order of their ranks, on the CPU, where they are
+        known. Nothing about labels is then sent."""
+        problem = input_problem(embeddings, labels, all_labels is not None)
+        if problem is None and all_labels is not None:
+            problem = self.problem_of_all(labels, all_labels)
+        mine = describe(embeddings, labels, all_labels) if problem is None else ""
+        self.wire.agree(mine, problem)
+        X = at_least_float32(embeddings).contiguous()
         dX = X.new_empty(X.shape) if X.requires_grad and torch.is_grad_enabled() else None
         # Inference mode saves what autograd does at every operation. dX is made outside of it, because
         # autograd refuses tensors of inference mode.
         with full_precision(X.device), torch.inference_mode():
-            batch = GlobalBatch(X.detach(), labels, self.wire, self.workspace.groups)
+            last = self.workspace.groups
+            batch = GlobalBatch(X.detach(), labels.contiguous(), self.wire, last, all_labels)
             self.workspace.groups = batch.groups
-            self.warn_if_not_normalised(batch.largest_similarity)
+            first, self.norms = self.norms is None, batch.norms
+            if first or X.is_cpu:
+                self.check_finite()
             sweeps = self.sweeps(batch)
             value, t = share_statistics(self.loss, batch, sweeps.statistics(), self.wire)
             value = value.to(X.dtype)
+            if not X.is_cpu:
+                value += 0 * batch.norms.square().max()  # NaN unless all embeddings are finite
             if dX is not None:
                 # Wrappers that average divide the gradient of the global loss by W; this restores it.
                 scale = self.wire.size if self.reduction == "mean" else 1
@@ -116,19 +134,35 @@ class GlobalPairLoss(nn.Module):
         attached: Tensor = KnownGradient.apply(X, value, dX)  # type: ignore[no-untyped-call]
         return attached
 
-    def warn_if_not_normalised(self, largest: float) -> None:
-        """Once, on the first process. largest: the largest S_ii."""
+    def problem_of_all(self, labels: Tensor, all_labels: Tensor) -> str | None:
+        """Why these are not the labels of all processes, in a sentence; None if they are."""
+        b, rank = len(labels), self.wire.rank
+        if not all_labels.is_cpu or all_labels.shape != (self.wire.size * b,):
+            return (
+                f"all_labels must be the labels of all {self.wire.size} processes, on the CPU: "
+                f"{self.wire.size * b} numbers, not {tuple(all_labels.shape)} on {all_labels.device}"
+            )
+        if labels.is_cpu and not torch.equal(all_labels[rank * b : (rank + 1) * b], labels):
+            return f"the labels of process {rank} are not those that all_labels has for it"
+        return None
+
+    def check_finite(self) -> None:
+        """Raise NotFiniteError, with the first row, if the last batch held NaN or infinity. It also
+        warns once, on the first process, if embeddings are not normalised. It waits for a GPU."""
+        assert self.norms is not None, "there was no batch yet"
+        largest = largest_similarity(self.norms, self.wire.size)
         if not self.warned and self.wire.rank == 0 and abs(largest - 1) > ROUNDING:
             self.warned = True
             warnings.warn(
                 f"embeddings are not L2-normalised (the longest has length {largest**0.5:.3g}); the "
                 "losses expect similarities between -1 and 1: use torch.nn.functional.normalize",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def sweeps(self, batch: GlobalBatch) -> Sweeps:
         make = self.kind if callable(self.kind) else KINDS[self.kind]
-        return make(self.loss, batch, self.tile, self.workspace)
+        tile = max(self.tile, self.workspace.cutting(batch.X.device).least_tile)
+        return make(self.loss, batch, tile, self.workspace)
 
 
 def triton_problem(loss: PairLoss, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -169,10 +203,11 @@ KINDS: Mapping[str, MakeSweeps] = {
 }
 
 
-def describe(embeddings: Tensor, labels: Tensor) -> str:
+def describe(embeddings: Tensor, labels: Tensor, all_labels: Tensor | None) -> str:
     """What a process passes, to be compared with the others."""
     shape = tuple(embeddings.shape)
-    return f"{shape} {embeddings.dtype} with {tuple(labels.shape)} {labels.dtype}"
+    given = f"{shape} {embeddings.dtype} with {tuple(labels.shape)} {labels.dtype}"
+    return given if all_labels is None else f"{given} and all labels"
 
 
 class KnownGradient(torch.autograd.Function):

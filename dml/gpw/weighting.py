@@ -167,9 +167,12 @@ class PairLoss:
         """The sum of the losses of some anchors. An anchor without a (selected) positive contributes
         zero.
 
-        Such anchors are left out by index. If they were multiplied by zero instead, an infinity in
-        their gradient would become NaN.
+        Autograd needs them left out by index: an infinity in their gradient would become NaN if it
+        were multiplied by zero. Otherwise their value is replaced, because a GPU's host would wait for
+        the index.
         """
+        if not torch.is_grad_enabled():
+            return torch.where(t["P"] > 0, self.weighting.value(t), 0).sum()
         live = t["P"].nonzero()[:, 0]
         return self.weighting.value({name: x.index_select(0, live) for name, x in t.items()}).sum()
 

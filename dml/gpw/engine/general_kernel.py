@@ -25,20 +25,16 @@ from dml.gpw.grouping import GlobalBatch, Groups
 from dml.gpw.statistics import Partial, Scope, Statistic, Statistics, masked
 from dml.gpw.weighting import PairLoss
 
-# Pairs of a tile worked on at a time
-PART_PAIRS = 2**18
-
-
 class GeneralKernel:
-    def __init__(self, loss: PairLoss, groups: Groups, part_pairs: int = PART_PAIRS) -> None:
+    def __init__(self, loss: PairLoss, groups: Groups, part_pairs: int | None = None) -> None:
         self.loss, self.part_pairs = loss, part_pairs
         # A sample without a positive is no anchor, unless the loss has none at all.
-        every = not loss.has_anchors or bool(groups.has_positive.all())
+        every = not loss.has_anchors or bool(groups.host.has_positive.all())
         self.is_anchor = None if every else groups.has_positive
 
     @staticmethod
     def of(
-        loss: PairLoss, batch: GlobalBatch, workspace: Workspace, part_pairs: int = PART_PAIRS
+        loss: PairLoss, batch: GlobalBatch, workspace: Workspace, part_pairs: int | None
     ) -> GeneralKernel:
         """In the form in which sweeps ask for a kernel."""
         return GeneralKernel(loss, batch.groups, part_pairs)
@@ -59,7 +55,7 @@ class GeneralStatistics:
     loss: PairLoss
     stage: Mapping[str, Statistic]
     t: Statistics
-    part_pairs: int
+    part_pairs: int | None
 
     @property
     def symmetric(self) -> bool:
@@ -101,7 +97,7 @@ class GeneralWeights:
     loss: PairLoss
     t: Statistics
     is_anchor: Tensor | None
-    part_pairs: int
+    part_pairs: int | None
 
     def weigh_both(
         self, S: Tensor, keep: Tensor | None, rows: slice | Tensor, columns: slice

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dml.gpw.engine.general_kernel import PART_PAIRS, GeneralKernel
+from dml.gpw.engine.general_kernel import GeneralKernel
 from dml.gpw.engine.ms_kernel import MsKernel
 from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import GlobalBatch
@@ -65,14 +65,14 @@ class TileKernel(Protocol):
         """t: the shared statistics of all m anchors."""
 
 
-MakeKernel = Callable[[PairLoss, GlobalBatch, Workspace], TileKernel]
+# From the loss, the batch, the workspace, and how many pairs of a tile are worked on at a time
+MakeKernel = Callable[[PairLoss, GlobalBatch, Workspace, int | None], TileKernel]
 
 
 def choose_kernel(
-    loss: PairLoss, batch: GlobalBatch, workspace: Workspace, part_pairs: int = PART_PAIRS
+    loss: PairLoss, batch: GlobalBatch, workspace: Workspace, part_pairs: int | None
 ) -> TileKernel:
-    """The kernel made for this loss, if there is one. `part_pairs` is how many pairs of a tile are
-    worked on at a time."""
+    """The kernel made for this loss, if there is one."""
     made_for_it = MsKernel.of(loss, batch, workspace, part_pairs)
     return made_for_it or GeneralKernel(loss, batch.groups, part_pairs)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dml.cost import KEPT_SIMILARITIES, rows_at_a_time
+from dml.cost import Cutting, rows_at_a_time
 from dml.gpw.engine.kernel import MakeKernel, TileKernel, choose_kernel, merged
 from dml.gpw.engine.tiles import RowBlock, spans
 from dml.gpw.engine.views import against_positives, concatenate, of_partners, select
@@ -30,7 +30,7 @@ from dml.gpw.weighting import PairLoss
 class RowSweeps:
     """The two sweeps of a process over its own rows.
 
-    kept_bytes: S is kept between the sweeps if it takes at most so many bytes.
+    cutting: how S is cut; None: as suits the device.
     """
 
     def __init__(
@@ -39,17 +39,18 @@ class RowSweeps:
         batch: GlobalBatch,
         tile: int,
         workspace: Workspace,
-        kept_bytes: int = KEPT_SIMILARITIES,
+        cutting: Cutting | None = None,
         make_kernel: MakeKernel = choose_kernel,
     ) -> None:
         self.loss, self.batch, self.tile = loss, batch, tile
         b, m, X = len(batch.own_rows), batch.groups.m, batch.X
-        self.keeps = b * m * X.element_size() <= kept_bytes
-        rows = rows_at_a_time(b, m, tile, X.element_size())
+        cutting = cutting or workspace.cutting(X.device)
+        self.keeps = b * m * X.element_size() <= cutting.kept_bytes
+        rows = rows_at_a_time(b, m, tile, X.element_size(), cutting)
         self.spans = spans(b, rows)
         self.S = workspace.buffer("S", (b if self.keeps else rows, m), X)
         self.kept: list[RowBlock] = []
-        self.kernel = make_kernel(loss, batch, workspace)
+        self.kernel = make_kernel(loss, batch, workspace, cutting.part_pairs)
 
     def blocks(self) -> Iterator[RowBlock]:
         """S of some own rows at a time. Unless S is kept, every block uses the same memory."""
@@ -57,11 +58,13 @@ class RowSweeps:
             yield from self.kept
             return
         X, own = self.batch.X, self.batch.own_rows
+        groups, on_host = self.batch.groups, self.batch.own_rows_on_host
         erase = self.loss.weighting.ignores_minus_inf
         for span in self.spans:
             rows = own[span]
             S = self.S[span] if self.keeps else self.S[: len(rows)]
-            block = RowBlock(torch.mm(X[rows], X.T, out=S), rows, self.batch.groups, erase)
+            torch.mm(X[rows], X.T, out=S)
+            block = RowBlock(S, rows, groups, erase, on_host[span])
             yield block
             if self.keeps:
                 self.kept.append(block)
@@ -85,7 +88,7 @@ class RowSweeps:
             for tile in block.tiles(self.tile):
                 weights.weigh_both(tile.S, tile.keep, block.rows, tile.columns)
 
-            G = block.S.scatter_add_(1, slots.columns, -w_pos)
+            G = block.S.scatter_(1, slots.columns, -w_pos)
             out[span].addmm_(G, X, beta=0, alpha=scale)
 
 

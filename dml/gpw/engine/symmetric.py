@@ -21,7 +21,7 @@ from itertools import combinations, pairwise
 import torch
 from torch import Tensor
 
-from dml.cost import KEPT_SIMILARITIES
+from dml.cost import Cutting
 from dml.gpw.engine.kernel import MakeKernel, Partials, choose_kernel, merged
 from dml.gpw.engine.tiles import PositiveSlots, spans
 from dml.gpw.engine.views import against_positives, concatenate
@@ -30,14 +30,12 @@ from dml.gpw.grouping import GlobalBatch, Groups
 from dml.gpw.statistics import Side, Statistic, Statistics, masked
 from dml.gpw.weighting import PairLoss
 
-# Rows multiplied at a time in a tile on the diagonal
-STRIP = 384
-
 
 class SymmetricSweeps:
     """The two sweeps of a process whose own rows are the whole batch.
 
-    kept_bytes: as many tiles of S are kept between the sweeps as fit into so many bytes.
+    cutting: how S is cut; None: as suits the device. As many tiles of S are kept between the sweeps
+    as fit into its `kept_bytes`.
     """
 
     def __init__(
@@ -46,17 +44,18 @@ class SymmetricSweeps:
         batch: GlobalBatch,
         tile: int,
         workspace: Workspace,
-        kept_bytes: int = KEPT_SIMILARITIES,
+        cutting: Cutting | None = None,
         make_kernel: MakeKernel = choose_kernel,
     ) -> None:
         self.loss, self.X = loss, batch.X
+        self.cutting = cutting = cutting or workspace.cutting(batch.X.device)
         self.layout = layout = Layout.of(batch.groups, tile)
         self.spans = layout.spans
         size = max(span.stop - span.start for span in self.spans) ** 2
-        kept = kept_bytes // (size * batch.X.element_size())
+        kept = cutting.kept_bytes // (size * batch.X.element_size())
         self.S = workspace.buffer("S", (min(kept + 1, len(layout.pairs)), size), batch.X)
         self.kept: dict[int, Tensor] = {}
-        self.kernel = make_kernel(loss, batch, workspace)
+        self.kernel = make_kernel(loss, batch, workspace, cutting.part_pairs)
         self.S_pos = batch.X.new_empty(layout.valid.shape)
         for n in range(len(self.spans)):
             self.tile(n)
@@ -75,7 +74,7 @@ class SymmetricSweeps:
         A, B, last = self.X[self.spans[i]], self.X[self.spans[j]], len(self.S) - 1
         S = self.S[min(n, last), : len(A) * len(B)].view(len(A), len(B))
         if i == j:
-            mirrored_product(A, out=S)
+            mirrored_product(A, self.cutting.strip, out=S)
             columns = self.layout.slots[i]
             torch.gather(S, 1, columns, out=self.S_pos[self.spans[i]])
             if self.loss.weighting.ignores_minus_inf:
@@ -127,23 +126,23 @@ class SymmetricSweeps:
         loss, X = self.loss, self.X
         w_pos = loss.positive_weight(self.S_pos, against_positives(loss, t))
         w_pos = masked(w_pos, self.layout.valid, 0).neg_()
+        w_pos += w_pos[self.layout.partners]  # a new tensor, before the sum
         weights = self.kernel.prepare_weights(t)
         for i, j, S, keep in self.tiles():
             I, J = self.spans[i], self.spans[j]
             weights.weigh_both(S, keep, I, J)
             W = S  # overwritten by the weights
             if i == j:
-                W.scatter_add_(1, self.layout.slots[i], w_pos[I])
-                W.T.scatter_add_(1, self.layout.slots[i], w_pos[I])
+                W.scatter_(1, self.layout.slots[i], w_pos[I])
                 out[I].addmm_(W, X[I], beta=0, alpha=scale)
             else:
                 out[I].addmm_(W, X[J], alpha=scale)
                 out[J].addmm_(W.T, X[I], alpha=scale)
 
 
-def mirrored_product(A: Tensor, out: Tensor) -> None:
+def mirrored_product(A: Tensor, strip: int | None, out: Tensor) -> None:
     """A A^T: strips of rows from the diagonal to the right; the part left of the diagonal is copied."""
-    for rows in spans(len(A), STRIP):
+    for rows in spans(len(A), strip or len(A)):
         torch.mm(A[rows], A[rows.start :].T, out=out[rows, rows.start :])
         out[rows.stop :, rows] = out[rows, rows.stop :].T
 
@@ -153,15 +152,18 @@ class Layout:
 
     spans: [0, m) cut between classes. pairs: the numbers of two spans for each tile, the diagonal
     first. slots: for every span, the columns of the slots of its rows in the tile on the diagonal.
-    valid: m x K, which slots hold a positive pair.
+    valid: m x K, which slots hold a positive pair. partners: the row, and the slot of that row, in
+    which the same pair stands for its other anchor, m x K each.
     """
 
     def __init__(self, groups: Groups, tile: int) -> None:
         self.spans = between_classes(groups, tile)
         n = range(len(self.spans))
         self.pairs = [*zip(n, n, strict=True), *combinations(n, 2)]
-        slots = PositiveSlots(groups, torch.arange(groups.m, device=groups.start.device))
+        rows = torch.arange(groups.m, device=groups.start.device)
+        slots = PositiveSlots(groups, rows)
         self.valid = slots.valid
+        self.partners = slots.columns, (rows - groups.start)[:, None]
         self.slots = [slots.columns[I] - I.start for I in self.spans]
 
     @staticmethod
@@ -174,5 +176,6 @@ class Layout:
 def between_classes(groups: Groups, tile: int) -> list[slice]:
     """[0, m) in about equal spans of about `tile`, cut between classes."""
     count = max(1, round(groups.m / tile))
-    edges = {int(groups.start[groups.m * i // count]) for i in range(count)} | {groups.m}
+    start = groups.host.start
+    edges = {int(start[groups.m * i // count]) for i in range(count)} | {groups.m}
     return [slice(a, b) for a, b in pairwise(sorted(edges))]

@@ -23,22 +23,24 @@ def spans(n: int, width: int) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(edges)]
 
 
-def row_parts(S: Tensor, pairs: int) -> list[slice]:
-    """The rows of a tile in parts of about `pairs` pairs."""
+def row_parts(S: Tensor, pairs: int | None) -> list[slice]:
+    """The rows of a tile in parts of about `pairs` pairs; None: in one part."""
+    if pairs is None:
+        return [slice(0, len(S))]
     return spans(len(S), max(1, pairs // S.shape[1]))
 
 
 class PositiveSlots:
-    """For some rows, the columns of their classes: R x K slots. A smaller class repeats its last
-    column, which counts once.
+    """For some rows, the columns of their classes: R x K slots.
 
-    columns: of every slot. valid: which slots hold a positive pair.
+    columns: of every slot; that of the row itself where its class is smaller than K. So no two slots
+    of a row write different values to a place. valid: which slots hold a positive pair.
     """
 
     def __init__(self, groups: Groups, rows: Tensor) -> None:
         start, end = groups.start[rows, None], groups.end[rows, None]
         column = start + torch.arange(groups.K, device=rows.device)
-        self.columns = torch.minimum(column, end - 1)
+        self.columns = torch.where(column < end, column, rows[:, None])
         self.valid = (column < end) & (column != rows[:, None])
 
 
@@ -55,11 +57,18 @@ class RowBlock:
     """The similarities of some rows, ascending grouped positions, with all m columns.
 
     With `erase_positives`, all that is not a negative pair becomes -inf in S, which serves losses that
-    ignore it. Without, tiles that hold such entries come with a mask.
+    ignore it. Without, tiles that hold such entries come with a mask. on_host: the rows, on the CPU.
     """
 
-    def __init__(self, S: Tensor, rows: Tensor, groups: Groups, erase_positives: bool) -> None:
+    def __init__(
+        self, S: Tensor, rows: Tensor, groups: Groups, erase_positives: bool, on_host: Tensor
+    ) -> None:
         self.S, self.rows, self.groups, self.erased = S, rows, groups, erase_positives
+        # between these columns lie all classes of the rows
+        self.first, self.last = (
+            int(groups.host.start[on_host[0]]),
+            int(groups.host.end[on_host[-1]]),
+        )
         self.slots = PositiveSlots(groups, rows)
         self.S_pos = S.gather(1, self.slots.columns)
         if erase_positives:
@@ -72,10 +81,9 @@ class RowBlock:
             yield from (Tile(columns, self.S[:, columns], None) for columns in columns_of_tiles)
             return
         start, end = self.groups.start[self.rows, None], self.groups.end[self.rows, None]
-        first, last = int(start[0]), int(end[-1])
         for columns in columns_of_tiles:
             S = self.S[:, columns]
-            if columns.stop <= first or columns.start >= last:
+            if columns.stop <= self.first or columns.start >= self.last:
                 yield Tile(columns, S, None)
             else:
                 c = torch.arange(columns.start, columns.stop, device=S.device)

@@ -1,13 +1,17 @@
-"""What one step leaves for the next: buffers by name, and how the last batch was grouped."""
+"""What one step leaves for the next: buffers by name, how S is cut, how the last batch was grouped."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from dml.cost import CPU, GIB, Cutting, on_gpu
 from dml.gpw.grouping import Groups
+
+ASSUMED_FREE = 32 * GIB  # on a device that does not say
 
 
 class Workspace:
@@ -19,6 +23,14 @@ class Workspace:
     def __init__(self) -> None:
         self.buffers: dict[str, Tensor] = {}
         self.groups: Groups | None = None
+        self.cuttings: dict[torch.device, Cutting] = {}
+
+    def cutting(self, device: torch.device) -> Cutting:
+        """How S is cut on a device. The first step asks for its free memory and the others keep to
+        that."""
+        if device not in self.cuttings:
+            self.cuttings[device] = CPU if device.type == "cpu" else on_gpu(free_memory(device))
+        return self.cuttings[device]
 
     def buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         """A tensor of this shape with the type and device of `like`; its values are arbitrary."""
@@ -34,3 +46,12 @@ class Workspace:
     def __reduce__(self) -> tuple[object, ...]:
         """Copies and pickles are empty."""
         return Workspace, ()
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes. Deterministic runs must cut S in the same way when they are resumed, so they count on a
+    part of the whole memory instead."""
+    if device.type != "cuda":
+        return ASSUMED_FREE
+    free, total = torch.cuda.mem_get_info(device)
+    return total // 4 if torch.are_deterministic_algorithms_enabled() else free
