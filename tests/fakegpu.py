@@ -96,6 +96,9 @@ class FakeGPU(TorchDispatchMode):
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         return self.run(op, args, kwargs or {})
 
+    def put(self, x):
+        return x.to(NAME)
+
     def reset(self):
         self.waits.clear()
         self.launches.clear()

@@ -13,9 +13,9 @@ from batches import IDS, VARIANTS, batch, make, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dml.cost import CPU
 from dml.distributed.collectives import Wire
 from dml.distributed.precision import full_precision
-from dml.cost import CPU
 from dml.gpw import GlobalPairLoss, dense_loss, make_loss, pair_weights
 from dml.gpw.engine.general_kernel import GeneralKernel
 from dml.gpw.engine.kernel import choose_kernel

@@ -131,7 +131,14 @@ def test_statistics_are_those_of_the_general_kernel(found, case):
     X, labels = make()
     groups = Groups.of(labels)
     S = (X @ X.T)[groups.order][:, groups.order]
-    block = RowBlock(S, torch.arange(len(X)), groups, erase_positives=False, on_host=torch.arange(len(X)))
+    block = RowBlock(
+        S,
+        torch.arange(len(X)),
+        groups,
+        erase_positives=False,
+        on_host=torch.arange(len(X)),
+        where=slice(None),
+    )
     expected = block_statistics(loss, GeneralKernel(loss, groups), block, tile=16)
     assert list(t) == list(expected)
     for name, x in expected.items():

@@ -34,7 +34,8 @@ def input_problem(embeddings: Tensor, labels: Tensor, known: bool = False) -> st
 
 
 def row_norms(embeddings: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(embeddings.detach(), dim=1)
+    norms: Tensor = torch.linalg.vector_norm(embeddings.detach(), dim=1)
+    return norms
 
 
 def largest_similarity(norms: Tensor, processes: int = 1) -> float:

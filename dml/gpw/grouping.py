@@ -143,9 +143,7 @@ class GlobalBatch:
             place = self.groups.host.order.argsort().view(wire.size, -1)
             self.rows_on_host = place.sort(dim=1).values
             self.X = X[order]
-            self.rows = (
-                self.rows_on_host if X.is_cpu else copied(self.rows_on_host, X.device)
-            )
+            self.rows = self.rows_on_host if X.is_cpu else copied(self.rows_on_host, X.device)
         self.rank = wire.rank
 
     @property
@@ -159,6 +157,13 @@ class GlobalBatch:
     @property
     def own_rows_on_host(self) -> Tensor:
         return self.rows_on_host[self.rank]
+
+    def own(self, span: slice) -> slice | Tensor:
+        """Some of the own rows: a slice where they are consecutive, so that nothing is copied."""
+        if not self.groups.arrived_grouped:
+            return self.own_rows[span]
+        first = self.rank * self.rows.shape[1]
+        return slice(first + span.start, first + span.stop)
 
     def in_grouped_order(self, x: Tensor) -> Tensor:
         """Numbers of every process's rows, W x b (x ...), in grouped order: m (x ...)."""

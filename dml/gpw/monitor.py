@@ -54,10 +54,12 @@ def pair_report(
     loss: PairLoss, embeddings: Tensor, labels: Tensor, tile: int, wire: Wire
 ) -> PairReport:
     """The report of the global batch, the same on every process."""
-    X = at_least_float32(embeddings)
+    X = at_least_float32(embeddings).contiguous()
+    workspace = Workspace()
+    tile = max(tile, workspace.cutting(X.device).least_tile)
     with full_precision(X.device):
-        batch = GlobalBatch(X, labels, wire)
-        own = torch.stack(list(_counts(loss, batch, tile, wire))).sum(0)
+        batch = GlobalBatch(X, labels.contiguous(), wire)
+        own = torch.stack(list(_counts(loss, batch, tile, wire, workspace))).sum(0)
     total = wire.gather(own)[0].sum(0)
     anchors, positives, negatives = (total[:3] / batch.groups.m).tolist()
     S_pos, S_neg, weights = total[3:].view(3, BINS)
@@ -71,14 +73,16 @@ def pair_report(
     )
 
 
-def _counts(loss: PairLoss, batch: GlobalBatch, tile: int, wire: Wire) -> Iterator[Tensor]:
+def _counts(
+    loss: PairLoss, batch: GlobalBatch, tile: int, wire: Wire, workspace: Workspace
+) -> Iterator[Tensor]:
     """For every block of own rows: anchors with a selected pair, selected positives, selected
     negatives, and the three histograms."""
-    sweeps = RowSweeps(loss, batch, tile, Workspace())
+    sweeps = RowSweeps(loss, batch, tile, workspace)
     _, t = share_statistics(loss, batch, sweeps.statistics(), wire)
     weights_of = GeneralKernel(loss, batch.groups).prepare_weights(t)
     for block in sweeps.blocks():
-        of_rows = select(loss, t, block.rows)
+        of_rows = select(loss, t, block.where)
         S, valid, known = block.S_pos, block.slots.valid, against_positives(loss, of_rows)
         w = masked(loss.positive_weight(S, known), valid, 0)
         selected = w > 0
@@ -86,28 +90,34 @@ def _counts(loss: PairLoss, batch: GlobalBatch, tile: int, wire: Wire) -> Iterat
             selected = loss.mining.select_positive(S, known) & valid
         live, positives = selected.any(1), selected.sum()
         negatives = torch.zeros_like(positives)
-        similar, weights = histogram(S[valid], SIMILARITIES), log_histogram(w)
+        similar, weights = histogram(S, valid, SIMILARITIES), log_histogram(w)
         dissimilar = torch.zeros_like(similar)
 
         known = against_negatives(loss, of_rows)
         for each in block.tiles(tile):
             S, keep = each.S, each.keep
-            w = weights_of.weigh_rows(S, keep, block.rows)
+            w = weights_of.weigh_rows(S, keep, block.where)
             selected = w > 0
             if loss.mining is not None:
                 mined = masked(loss.mining.select_negative(S, known), keep, False)
-                selected = masked(mined, weights_of.is_anchor_of(block.rows), False)
+                selected = masked(mined, weights_of.is_anchor_of(block.where), False)
             live |= selected.any(1)
             negatives += selected.sum()
-            dissimilar += histogram(S[S > -torch.inf if keep is None else keep], SIMILARITIES)
+            dissimilar += histogram(S, S > -torch.inf if keep is None else keep, SIMILARITIES)
             weights += log_histogram(w)
         counts = torch.stack([live.sum(), positives, negatives]).double()
         yield torch.cat([counts, similar, dissimilar, weights])
 
 
-def histogram(x: Tensor, limits: tuple[float, float]) -> Tensor:
-    return torch.histc(x.clamp(*limits), BINS, *limits).double()
+def histogram(x: Tensor, keep: Tensor, limits: tuple[float, float]) -> Tensor:
+    """Counts of the kept values. Whole numbers are added, so a GPU counts them in any order, and no
+    float32 stops at 16 million; a boolean index would make the host wait for it."""
+    low, high = limits
+    place = ((x - low) * (BINS / (high - low))).clamp_(0, BINS - 1).long()
+    place = torch.where(keep, place, BINS).flatten()
+    counts = place.new_zeros(BINS + 1).index_add_(0, place, torch.ones_like(place))
+    return counts[:BINS].double()
 
 
 def log_histogram(w: Tensor) -> Tensor:
-    return histogram(w[w > 0].log10(), LOG_WEIGHTS)
+    return histogram(w.log10(), w > 0, LOG_WEIGHTS)

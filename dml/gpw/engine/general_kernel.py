@@ -25,6 +25,7 @@ from dml.gpw.grouping import GlobalBatch, Groups
 from dml.gpw.statistics import Partial, Scope, Statistic, Statistics, masked
 from dml.gpw.weighting import PairLoss
 
+
 class GeneralKernel:
     def __init__(self, loss: PairLoss, groups: Groups, part_pairs: int | None = None) -> None:
         self.loss, self.part_pairs = loss, part_pairs

@@ -61,10 +61,10 @@ class RowSweeps:
         groups, on_host = self.batch.groups, self.batch.own_rows_on_host
         erase = self.loss.weighting.ignores_minus_inf
         for span in self.spans:
-            rows = own[span]
-            S = self.S[span] if self.keeps else self.S[: len(rows)]
+            rows = self.batch.own(span)
+            S = self.S[span] if self.keeps else self.S[: span.stop - span.start]
             torch.mm(X[rows], X.T, out=S)
-            block = RowBlock(S, rows, groups, erase, on_host[span])
+            block = RowBlock(S, own[span], groups, erase, on_host[span], rows)
             yield block
             if self.keeps:
                 self.kept.append(block)
@@ -80,13 +80,13 @@ class RowSweeps:
         weights = self.kernel.prepare_weights(t)
         for block, span in zip(self.blocks(), self.spans, strict=True):
             S_pos, slots = block.S_pos, block.slots
-            of_rows = against_positives(loss, select(loss, t, block.rows))
+            of_rows = against_positives(loss, select(loss, t, block.where))
             w = loss.positive_weight(S_pos, of_rows)
             w_back = loss.positive_weight(S_pos, of_partners(loss, t, block))
             w_pos = masked(w + w_back, slots.valid, 0)
 
             for tile in block.tiles(self.tile):
-                weights.weigh_both(tile.S, tile.keep, block.rows, tile.columns)
+                weights.weigh_both(tile.S, tile.keep, block.where, tile.columns)
 
             G = block.S.scatter_(1, slots.columns, -w_pos)
             out[span].addmm_(G, X, beta=0, alpha=scale)

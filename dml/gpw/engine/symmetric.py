@@ -144,7 +144,8 @@ def mirrored_product(A: Tensor, strip: int | None, out: Tensor) -> None:
     """A A^T: strips of rows from the diagonal to the right; the part left of the diagonal is copied."""
     for rows in spans(len(A), strip or len(A)):
         torch.mm(A[rows], A[rows.start :].T, out=out[rows, rows.start :])
-        out[rows.stop :, rows] = out[rows, rows.stop :].T
+        if rows.stop < len(A):
+            out[rows.stop :, rows] = out[rows, rows.stop :].T
 
 
 class Layout:
@@ -161,9 +162,9 @@ class Layout:
         n = range(len(self.spans))
         self.pairs = [*zip(n, n, strict=True), *combinations(n, 2)]
         rows = torch.arange(groups.m, device=groups.start.device)
-        slots = PositiveSlots(groups, rows)
+        slots = PositiveSlots(groups, rows, slice(None))
         self.valid = slots.valid
-        self.partners = slots.columns, (rows - groups.start)[:, None]
+        self.partners = slots.columns, slots.own
         self.slots = [slots.columns[I] - I.start for I in self.spans]
 
     @staticmethod

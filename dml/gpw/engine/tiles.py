@@ -37,8 +37,9 @@ class PositiveSlots:
     of a row write different values to a place. valid: which slots hold a positive pair.
     """
 
-    def __init__(self, groups: Groups, rows: Tensor) -> None:
-        start, end = groups.start[rows, None], groups.end[rows, None]
+    def __init__(self, groups: Groups, rows: Tensor, where: slice | Tensor) -> None:
+        start, end = groups.start[where, None], groups.end[where, None]
+        self.own = rows[:, None] - start  # the slot of the row itself
         column = start + torch.arange(groups.K, device=rows.device)
         self.columns = torch.where(column < end, column, rows[:, None])
         self.valid = (column < end) & (column != rows[:, None])
@@ -58,18 +59,26 @@ class RowBlock:
 
     With `erase_positives`, all that is not a negative pair becomes -inf in S, which serves losses that
     ignore it. Without, tiles that hold such entries come with a mask. on_host: the rows, on the CPU.
+    where: the rows as a slice, if they are consecutive.
     """
 
     def __init__(
-        self, S: Tensor, rows: Tensor, groups: Groups, erase_positives: bool, on_host: Tensor
+        self,
+        S: Tensor,
+        rows: Tensor,
+        groups: Groups,
+        erase_positives: bool,
+        on_host: Tensor,
+        where: slice | Tensor,
     ) -> None:
         self.S, self.rows, self.groups, self.erased = S, rows, groups, erase_positives
+        self.where = where
         # between these columns lie all classes of the rows
         self.first, self.last = (
             int(groups.host.start[on_host[0]]),
             int(groups.host.end[on_host[-1]]),
         )
-        self.slots = PositiveSlots(groups, rows)
+        self.slots = PositiveSlots(groups, rows, where)
         self.S_pos = S.gather(1, self.slots.columns)
         if erase_positives:
             S.scatter_(1, self.slots.columns, -torch.inf)
@@ -80,7 +89,7 @@ class RowBlock:
         if self.erased:
             yield from (Tile(columns, self.S[:, columns], None) for columns in columns_of_tiles)
             return
-        start, end = self.groups.start[self.rows, None], self.groups.end[self.rows, None]
+        start, end = self.groups.start[self.where, None], self.groups.end[self.where, None]
         for columns in columns_of_tiles:
             S = self.S[:, columns]
             if columns.stop <= self.first or columns.start >= self.last:

@@ -23,6 +23,8 @@ def select(loss: PairLoss, t: Statistics, rows: slice | Tensor) -> Statistics:
 
 def concatenate(loss: PairLoss, parts: Sequence[Statistics]) -> dict[str, Tensor]:
     """The statistics of all anchors from those of consecutive parts of them."""
+    if len(parts) == 1:
+        return dict(parts[0])
     return {
         name: torch.stack([t[name] for t in parts]).sum(0)
         if loss.scopes[name] is Scope.BATCH
@@ -54,13 +56,12 @@ def of_partners(loss: PairLoss, t: Statistics, block: RowBlock) -> Statistics:
     Row i is in slot number i - start of each of its partners, as their class is the same.
     """
     columns = block.slots.columns
-    own_slot = (block.rows - block.groups.start[block.rows])[:, None]
     views = {}
     for name, x in t.items():
         if loss.scopes[name] is Scope.BATCH:
             views[name] = x
         elif loss.scopes[name] is Scope.POSITIVE_PAIR:
-            views[name] = x[columns, own_slot]
+            views[name] = x[columns, block.slots.own]
         else:
             views[name] = x[columns]
     return views
