@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 PARTS = {
     "loss": [],
+    "parameters": [],
     "losses": [],
     "loss_memory": [],
     "scale": [],

@@ -24,6 +24,7 @@ SMALL = {
     "caching": "--batch 8 --repeats 1",
     "loader": "shards/bundled/icons-mini --images 320 --repeats 1",
     "loss": "--sizes 40 --repeats 1",
+    "parameters": "--sizes 100 --repeats 1",
     "loss_memory": "--sizes 1024 2048 --repeats 1",
     "losses": "--m 40 --repeats 1",
     "recall": "--n 2000 --d 16 --repeats 1",
@@ -52,6 +53,16 @@ ROWS = {
             ("dense autograd", "middle", r"\S+", ""),
             ("the authors' loop", "middle", r"\S+", ""),
             ("ours", "end", r"\S+", "<= 1.5"),
+        ]
+    ],
+    "parameters": [
+        (rf"{name}, m = 100, \S+ mined, classes of {size}", TIME, "two products", goal)
+        for size in [5] * 5 + [2, 50]
+        for name, goal in [
+            ("authors' code", "<= 1.5"),
+            ("paper's text", "<= 1.5"),
+            ("tuned for CUB", "<= 1.7"),
+            ("tuned for SOP", "<= 1.7"),
         ]
     ],
     "loss_memory": [

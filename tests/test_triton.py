@@ -4,6 +4,7 @@ compiled for what they would be on one. The oracle is the dense loss in float64.
 import json
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from batches import batch, relative_error
 from fleet import WORKERS, environment
 from torch.nn.functional import normalize
 
-from dml.gpw import GlobalPairLoss, dense_loss, make_loss
+from dml.errors import LaunchError
+from dml.gpw import GlobalPairLoss, dense_loss, global_loss, make_loss
 from dml.gpw.engine.general_kernel import GeneralKernel
 from dml.gpw.engine.rows import block_statistics
 from dml.gpw.engine.tiles import RowBlock
+from dml.gpw.engine.triton_probe import probe
 from dml.gpw.global_loss import triton_problem
 from dml.gpw.grouping import Groups
 
@@ -83,6 +86,7 @@ LOSSES = {name: make_loss("ms_weighting", **p) for name, (p, _) in PARAMETERS.it
     for name, (p, eps) in PARAMETERS.items()
 }
 CASES = [(b, name) for b in BATCHES for name in LOSSES]
+WHERE = ["on chip", "kept"]  # S
 
 
 def run(worker, *arguments, **variables):
@@ -95,6 +99,9 @@ def run(worker, *arguments, **variables):
     assert "Warning" not in ended.stderr
 
 
+ON_CHIP = ["hardest_positive", "negatives", "positives", "weights"]
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """Statistics and gradient of every case, by the interpreted kernels."""
@@ -105,14 +112,16 @@ def found(tmp_path_factory):
         cases.append((LOSSES[name], *make(), *how))
     torch.save(cases, folder / "cases.pt")
     run("triton_sweeps.py", folder / "cases.pt", folder / "found.pt", TRITON_INTERPRET="1")
-    return dict(zip(CASES, torch.load(folder / "found.pt"), strict=True))
+    cases, views, probed = torch.load(folder / "found.pt")
+    return {**dict(zip(CASES, cases, strict=True)), "views": views, "probed": probed}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("case", CASES, ids=" | ".join)
-def test_kernels_equal_dense_in_float64(found, case):
+def test_kernels_equal_dense_in_float64(found, case, where):
     (make, *_), loss = BATCHES[case[0]], LOSSES[case[1]]
-    t, gradient = found[case]
+    t, gradient = found[case][where]
     X, labels = make()
     X = X.double().requires_grad_()
     expected = dense_loss(loss, X, labels)
@@ -124,10 +133,11 @@ def test_kernels_equal_dense_in_float64(found, case):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("case", CASES, ids=" | ".join)
-def test_statistics_are_those_of_the_general_kernel(found, case):
+def test_statistics_are_those_of_the_general_kernel(found, case, where):
     (make, *_), loss = BATCHES[case[0]], LOSSES[case[1]]
-    t, _ = found[case]
+    t, _ = found[case][where]
     X, labels = make()
     groups = Groups.of(labels)
     S = (X @ X.T)[groups.order][:, groups.order]
@@ -147,6 +157,39 @@ def test_statistics_are_those_of_the_general_kernel(found, case):
     assert torch.equal(t["P"], expected["P"])
 
 
+@pytest.mark.slow
+def test_embeddings_in_any_layout_give_the_same_bits(found):
+    views = found["views"]
+    for name, of_kinds in views.items():
+        torch.testing.assert_close(of_kinds, views["contiguous"], rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_works_is_no_problem(found):
+    assert found["probed"] is None
+
+
+def test_without_a_gpu_a_kernel_is_a_problem():
+    assert probe(torch.device("cpu")).startswith("Triton cannot run a kernel: ")
+
+
+def test_where_triton_fails_auto_streams_and_says_so_once(monkeypatch):
+    """Oracle: the loss that streams. The GPU is this CPU, on which no kernel runs."""
+    monkeypatch.setattr(global_loss, "triton_problem", lambda *where: None)
+    ms, (X, labels) = make_loss("multi_similarity"), batch(dtype=torch.float32)
+    auto = GlobalPairLoss(ms)
+    with pytest.warns(
+        UserWarning, match="without Triton .on process 0, Triton cannot run a kernel"
+    ):
+        value = auto(X, labels)
+    assert torch.equal(value, GlobalPairLoss(ms, kind="streaming")(X, labels))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        auto(X, labels)
+    with pytest.raises(LaunchError, match=r"Triton cannot run a kernel.*; set engine.kind=auto"):
+        GlobalPairLoss(ms, kind="triton")(X, labels)
+
+
 def test_triton_says_why_it_cannot_compute_a_loss():
     ms, gpu, cpu = make_loss("multi_similarity"), torch.device("cuda"), torch.device("cpu")
     assert all(triton_problem(loss, torch.float32, gpu) is None for loss in LOSSES.values())
@@ -164,15 +207,17 @@ def test_triton_says_why_it_cannot_compute_a_loss():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", ["80", "90"])  # A100, H100
+@pytest.mark.parametrize("capability", ["80", "90", "100"])  # A100, H100, B200
 def test_kernels_compile_for_gpus(tmp_path, capability):
     variables = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     run("triton_compile.py", capability, tmp_path / "found.json", **variables)
     kernels = json.loads((tmp_path / "found.json").read_text())
-    assert list(kernels) == ["hardest_positive", "negatives", "positives", "weights"]
+    assert list(kernels) == [*ON_CHIP, "row_statistics", "weights_in_place"]
     for name, kernel in kernels.items():
         assert kernel["cubin"] > 0
         assert kernel["stack"] == 0, f"{name} spills registers"
         assert kernel["shared"] <= 99 * KIB
         assert ".tf32" not in kernel["ptx"]
         assert "fma.rn.f32" in kernel["ptx"]
+        if name in ON_CHIP:
+            assert kernel["ffma"] >= 0.85, f"{name}: {kernel['ffma']:.0%} of its loop multiplies"

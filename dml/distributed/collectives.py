@@ -36,7 +36,7 @@ class Wire:
         """
         if self.size == 1:
             return [x[None] for x in tensors]
-        mine = torch.cat([x.flatten().view(torch.uint8) for x in tensors])
+        mine = torch.cat([x.contiguous().flatten().view(torch.uint8) for x in tensors])
         everyone = mine.new_empty(self.size, len(mine))
         dist.all_gather(list(everyone.unbind(0)), mine)
         self.collectives += 1
@@ -46,6 +46,13 @@ class Wire:
             part.contiguous().view(x.dtype).view(self.size, *x.shape)
             for part, x in zip(torch.split(everyone, sizes, dim=1), tensors, strict=True)
         ]
+
+    def everyone(self, mine: str | None) -> list[str | None]:
+        """What each process has to say. It waits, so it is not for every step."""
+        found = [mine] * self.size
+        if self.size > 1:
+            dist.all_gather_object(found, mine)
+        return found
 
     def agree(self, mine: str, problem: str | None) -> None:
         """Raise the same ValueError on all processes if one of them has a problem, or if their inputs

@@ -18,8 +18,6 @@ How the sweeps are made is in `engine`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -27,8 +25,10 @@ from torch import Tensor, nn
 
 from dml.distributed.collectives import Wire
 from dml.distributed.precision import at_least_float32, full_precision
+from dml.errors import LaunchError
 from dml.gpw.checks import input_problem, largest_similarity
 from dml.gpw.engine.sweeps import MakeSweeps, Sweeps, choose_sweeps
+from dml.gpw.engine.triton_probe import probe
 from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import GlobalBatch
 from dml.gpw.losses import MultiSimilarity
@@ -36,6 +36,7 @@ from dml.gpw.statistics import Scope, Statistics
 from dml.gpw.weighting import PairLoss
 
 Kind = Literal["auto", "streaming", "triton"]
+KINDS: tuple[Kind, ...] = ("auto", "streaming", "triton")
 ROUNDING = 0.05  # of the squared length of a row that was normalised, in half precision
 
 
@@ -93,7 +94,7 @@ class GlobalPairLoss(nn.Module):
         self.wire = Wire()
         self.workspace = Workspace()
         self.warned = False
-        self.norms: Tensor | None = None  # of the last batch
+        self.probed: dict[torch.device, str | None] = {}  # why Triton does not work there
 
     def extra_repr(self) -> str:
         return f"{self.loss}, tile={self.tile}, reduction={self.reduction!r}, kind={self.kind!r}"
@@ -116,7 +117,7 @@ class GlobalPairLoss(nn.Module):
             last = self.workspace.groups
             batch = GlobalBatch(X.detach(), labels.contiguous(), self.wire, last, all_labels)
             self.workspace.groups = batch.groups
-            first, self.norms = self.norms is None, batch.norms
+            first, self.workspace.norms = self.workspace.norms is None, batch.norms
             if first or X.is_cpu:
                 self.check_finite()
             sweeps = self.sweeps(batch)
@@ -134,6 +135,26 @@ class GlobalPairLoss(nn.Module):
         attached: Tensor = KnownGradient.apply(X, value, dX)  # type: ignore[no-untyped-call]
         return attached
 
+    def uses_triton(self, X: Tensor) -> bool:
+        """Whether Triton computes this batch, the same on all processes. The first time, each of them
+        runs a tiny kernel; if that fails on one, "auto" streams and says so, and "triton" raises."""
+        if self.kind == "streaming":
+            return False
+        problem = triton_problem(self.loss, X.dtype, X.device)
+        if problem is None and X.device not in self.probed:
+            found = self.wire.everyone(probe(X.device))
+            failed = [f"on process {rank}, {why}" for rank, why in enumerate(found) if why]
+            self.probed[X.device] = "; ".join(failed) or None
+            if failed and self.kind == "auto" and self.wire.rank == 0:
+                warnings.warn(
+                    f"the loss is computed without Triton ({self.probed[X.device]})", stacklevel=5
+                )
+        if problem is None and self.probed[X.device]:
+            problem = f"engine.kind=triton: {self.probed[X.device]}; set engine.kind=auto"
+        if problem is not None and self.kind == "triton":
+            raise LaunchError(problem)
+        return problem is None
+
     def problem_of_all(self, labels: Tensor, all_labels: Tensor) -> str | None:
         """Why these are not the labels of all processes, in a sentence; None if they are."""
         b, rank = len(labels), self.wire.rank
@@ -149,8 +170,8 @@ class GlobalPairLoss(nn.Module):
     def check_finite(self) -> None:
         """Raise NotFiniteError, with the first row, if the last batch held NaN or infinity. It also
         warns once, on the first process, if embeddings are not normalised. It waits for a GPU."""
-        assert self.norms is not None, "there was no batch yet"
-        largest = largest_similarity(self.norms, self.wire.size)
+        assert self.workspace.norms is not None, "there was no batch yet"
+        largest = largest_similarity(self.workspace.norms, self.wire.size)
         if not self.warned and self.wire.rank == 0 and abs(largest - 1) > ROUNDING:
             self.warned = True
             warnings.warn(
@@ -160,13 +181,17 @@ class GlobalPairLoss(nn.Module):
             )
 
     def sweeps(self, batch: GlobalBatch) -> Sweeps:
-        make = self.kind if callable(self.kind) else KINDS[self.kind]
+        if callable(self.kind):
+            make = self.kind
+        else:
+            make = triton_sweeps if self.uses_triton(batch.X) else choose_sweeps
         tile = max(self.tile, self.workspace.cutting(batch.X.device).least_tile)
         return make(self.loss, batch, tile, self.workspace)
 
 
 def triton_problem(loss: PairLoss, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why Triton's kernels cannot compute this loss here, in a sentence; None if they can."""
+    """Why Triton's kernels cannot compute this loss here, in a sentence; None if they can, as far as
+    one can tell without running one."""
     instead = "set engine.kind=auto"
     if not isinstance(loss.weighting, MultiSimilarity):
         return f"engine.kind=triton computes multi_similarity and ms_weighting, not {loss.name}; {instead}"
@@ -176,31 +201,15 @@ def triton_problem(loss: PairLoss, dtype: torch.dtype, device: torch.device) -> 
         return (
             f"engine.kind=triton needs a CUDA GPU, and this process computes on {device}; {instead}"
         )
-    if find_spec("triton") is None:
-        return f"engine.kind=triton needs the package triton (pip install triton); or {instead}"
     return None
 
 
 def triton_sweeps(loss: PairLoss, batch: GlobalBatch, tile: int, workspace: Workspace) -> Sweeps:
-    problem = triton_problem(loss, batch.X.dtype, batch.X.device)
-    if problem is not None:
-        raise ValueError(problem)
+    from dml.gpw.engine.triton_kept import KeptSweeps
     from dml.gpw.engine.triton_ms import TritonSweeps
 
-    return TritonSweeps(loss, batch, tile)
-
-
-def fastest_sweeps(loss: PairLoss, batch: GlobalBatch, tile: int, workspace: Workspace) -> Sweeps:
-    problem = triton_problem(loss, batch.X.dtype, batch.X.device)
-    make = triton_sweeps if problem is None else choose_sweeps
+    make = KeptSweeps if KeptSweeps.fits(batch, workspace) else TritonSweeps
     return make(loss, batch, tile, workspace)
-
-
-KINDS: Mapping[str, MakeSweeps] = {
-    "auto": fastest_sweeps,
-    "streaming": choose_sweeps,
-    "triton": triton_sweeps,
-}
 
 
 def describe(embeddings: Tensor, labels: Tensor, all_labels: Tensor | None) -> str:

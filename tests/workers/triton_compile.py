@@ -1,6 +1,7 @@
 """Compiles the Triton kernels for a GPU, which need not be there: python triton_compile.py 80 OUT"""
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -10,14 +11,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dml.gpw.engine import triton_ms
+from dml.gpw.engine import triton_kept, triton_ms
 
-KERNELS = [
-    triton_ms.hardest_positive,
-    triton_ms.negatives,
-    triton_ms.positives,
-    triton_ms.weights,
-]
+KERNELS = {
+    triton_ms.hardest_positive: triton_ms.Blocks().how,
+    triton_ms.negatives: triton_ms.Blocks().how,
+    triton_ms.positives: triton_ms.Blocks().how,
+    triton_ms.weights: triton_ms.Blocks().how,
+    triton_kept.row_statistics: triton_kept.Block().how | {"MINED": True},
+    triton_kept.weights_in_place: triton_kept.Block().how,
+}
 TYPES = {
     **dict.fromkeys(("own", "start", "end"), "*i64"),
     **dict.fromkeys(("R", "m", "d"), "i32"),
@@ -26,37 +29,59 @@ TYPES = {
 SIXTEEN = [["tt.divisibility", 16]]  # how Triton notes d = 512, and where torch puts a tensor
 
 
-def compile_for(kernel, capability):
-    sizes = triton_ms.Blocks().sizes
+def compile_for(kernel, how, capability):
+    sizes = {name: value for name, value in how.items() if name in kernel.arg_names}
+    options = {name: value for name, value in how.items() if name not in kernel.arg_names}
     types = {**TYPES, **dict.fromkeys(sizes, "constexpr")}
     signature = {name: types.get(name, "*fp32") for name in kernel.arg_names}
-    divisible = {(i,): SIXTEEN for i, name in enumerate(signature) if name in ("X", "d")}
+    divisible = {(i,): SIXTEEN for i, name in enumerate(signature) if name in ("X", "S", "d")}
     return triton.compile(
         ASTSource(kernel, signature, sizes, divisible),
         target=GPUTarget("cuda", capability, 32),
-        options=triton_ms.OPTIONS,
+        options=options,
     )
+
+
+def cuobjdump(cubin, option):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, option, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def stack(cubin):
     """Bytes per thread that are kept outside of its registers."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return int(usage.split("STACK:")[1].split()[0])
+    return int(cuobjdump(cubin, "-res-usage").split("STACK:")[1].split()[0])
+
+
+def multiplications(cubin):
+    """The share of fused multiply-adds among the instructions of the inner loop: of those that have
+    most of them, the shortest. A loop is what lies between a jump backwards and where it goes."""
+    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", cuobjdump(cubin, "-sass"))
+    code = [(int(address, 16), text) for address, text in lines]
+    loops = []
+    for address, text in code:
+        jump = re.search(r"\bBRA(?:\.\w+)* .*?`?\(?(?:\.L_x_\d+|0x([0-9a-f]+))", text)
+        if jump is None or jump[1] is None or int(jump[1], 16) >= address:
+            continue
+        loop = [t for a, t in code if int(jump[1], 16) <= a <= address]
+        loops.append((sum("FFMA" in t for t in loop), len(loop)))
+    most = max((number for number, _ in loops), default=0)
+    return max((number / length for number, length in loops if 2 * number >= most), default=0.0)
 
 
 def main(capability, out):
     found = {}
-    for kernel in KERNELS:
-        compiled = compile_for(kernel, int(capability))
+    for kernel, how in KERNELS.items():
+        compiled = compile_for(kernel, how, int(capability))
+        cubin = compiled.asm["cubin"]
         found[kernel.__name__] = {
-            "cubin": len(compiled.asm["cubin"]),
-            "stack": stack(compiled.asm["cubin"]),
+            "cubin": len(cubin),
+            "stack": stack(cubin),
             "shared": compiled.metadata.shared,
             "ptx": compiled.asm["ptx"],
+            "ffma": multiplications(cubin),
         }
     Path(out).write_text(json.dumps(found))
 

@@ -1,14 +1,19 @@
-"""Statistics and gradient by the Triton kernels: python triton_sweeps.py CASES OUT
+"""Statistics and gradient by the Triton kernels, S on the chip or kept: python triton_sweeps.py CASES OUT
 
 CASES: (loss, embeddings, labels, number of processes, tile, blocks) of every case. The processes
 take turns here. Without a GPU it needs TRITON_INTERPRET=1.
 """
 
 import sys
+from functools import partial
 
 import torch
 
+from dml.gpw import GlobalPairLoss
+from dml.gpw.engine.triton_kept import Block, KeptSweeps
 from dml.gpw.engine.triton_ms import Blocks, TritonSweeps
+from dml.gpw.engine.triton_probe import probe
+from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import GlobalBatch
 
 
@@ -22,11 +27,11 @@ class Turn:
         return [x.view(self.size, -1, *x.shape[1:]) for x in self.everyone]
 
 
-def sweeps(loss, X, labels, W, tile, blocks):
+def sweeps(make, loss, X, labels, W, tile):
     """The statistics of all rows, grouped, and dL/dX in the order of the batch."""
     turns = [Turn(rank, W, X, labels) for rank in range(W)]
     batches = [GlobalBatch(X, labels, turn) for turn in turns]
-    processes = [TritonSweeps(loss, batch, tile, Blocks(*blocks)) for batch in batches]
+    processes = [make(loss, batch, tile, Workspace()) for batch in batches]
     t = {}
     for batch, process in zip(batches, processes, strict=True):
         for name, own in process.statistics().items():
@@ -38,9 +43,35 @@ def sweeps(loss, X, labels, W, tile, blocks):
     return t, torch.cat([b.in_input_order(dX) for b, dX in zip(batches, parts, strict=True)])
 
 
+VIEWS = {
+    "contiguous": lambda X: X,
+    "transposed": lambda X: X.T.contiguous().T,
+    "sliced": lambda X: torch.cat([X, X], 1)[:, : X.shape[1]],
+    "every second": lambda X: X.repeat_interleave(2, 0)[::2],
+}
+
+
+def of_view(loss, X, labels, how):
+    """Loss and gradient of the same embeddings, stored in another way."""
+    found = []
+    for kind in (TritonSweeps, KeptSweeps):
+        leaf = X.clone().requires_grad_()
+        y = labels.repeat_interleave(2)[::2]
+        value = GlobalPairLoss(loss, kind=kind)(how(leaf), y)
+        value.backward()
+        found.append((value.detach(), leaf.grad))
+    return found
+
+
 def main(cases, out):
-    found = [sweeps(*case) for case in torch.load(cases, weights_only=False)]
-    torch.save(found, out)
+    found = []
+    for *case, blocks in torch.load(cases, weights_only=False):
+        on_chip = sweeps(partial(TritonSweeps, blocks=Blocks(*blocks)), *case)
+        kept = sweeps(partial(KeptSweeps, block=Block(16 * blocks[3])), *case)
+        found.append({"on chip": on_chip, "kept": kept})
+    loss, X, labels = case[:3]
+    views = {name: of_view(loss, X, labels, how) for name, how in VIEWS.items()}
+    torch.save((found, views, probe(X.device)), out)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,10 @@ The modules, from the ground up:
 - `rows` (RowSweeps): sweeps over blocks of rows, for any batch
 - `symmetric` (SymmetricSweeps): sweeps over half of S, for a process alone
 - `one_tile` (OneTileSweeps): mined multi-similarity of a batch that is a single tile
+- `triton_probe` (probe): whether Triton can run a kernel here
+- `triton_tuning` (fastest): which block sizes are the fastest on a GPU
+- `triton_weights` (Anchors, no_mining): what the kernels of multi-similarity share
+- `triton_kept` (KeptSweeps): multi-similarity in Triton, with S in memory
 - `triton_ms` (TritonSweeps): multi-similarity in Triton, with S on the chip
 - `sweeps` (Sweeps, choose_sweeps): what sweeps are, and which ones
 """

@@ -1,4 +1,4 @@
-"""The multi-similarity loss in Triton: the two sweeps over the own rows, with S on the chip.
+"""The multi-similarity loss in Triton where S is too large to keep: two sweeps with S on the chip.
 
     min_positive            from the columns of the rows' own classes   (with mining)
     max_negative, lse_neg   from all columns, in parts that are merged
@@ -27,19 +27,26 @@ from torch import Tensor
 
 from dml.cost import rows_at_a_time
 from dml.gpw.engine.tiles import spans
+from dml.gpw.engine.triton_tuning import fastest
+from dml.gpw.engine.triton_weights import (
+    OPTIONS,
+    Anchors,
+    negative_weight,
+    no_mining,
+    positive_weight,
+    select_negative,
+    select_positive,
+)
+from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import GlobalBatch
 from dml.gpw.losses import MultiSimilarity
-from dml.gpw.losses.exponentials import softplus
 from dml.gpw.statistics import Statistics
 from dml.gpw.weighting import PairLoss
-
-# Triton 3.10 fuses multiply-adds only if it is asked to.
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How the work is divided. The defaults are for A100 and H100: 32 elements of S per thread, no
+    """How the work is divided. The first choice is for A100 and H100: 32 elements of S per thread, no
     spilled register, at least two programs per SM. m = 1,000 has 16 blocks of rows, too few for a GPU,
     so the first sweep divides the columns into parts too."""
 
@@ -47,24 +54,49 @@ class Blocks:
     BLOCK_C: int = 64
     BLOCK_D: int = 16
     column_parts: int = 16
+    num_warps: int = 4
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """The arguments of every kernel."""
-        return {"BLOCK_R": self.BLOCK_R, "BLOCK_C": self.BLOCK_C, "BLOCK_D": self.BLOCK_D}
+    def how(self) -> dict[str, int | bool]:
+        """The last arguments of every kernel."""
+        sizes = {"BLOCK_R": self.BLOCK_R, "BLOCK_C": self.BLOCK_C, "BLOCK_D": self.BLOCK_D}
+        return {**OPTIONS, **sizes, "num_warps": self.num_warps}
+
+
+CHOICES = (
+    Blocks(),
+    Blocks(BLOCK_D=32),
+    Blocks(BLOCK_C=128, num_warps=8),
+    Blocks(BLOCK_R=128, BLOCK_C=64, num_warps=8),
+    Blocks(BLOCK_R=128, BLOCK_C=128, num_warps=8, column_parts=8),
+    Blocks(BLOCK_R=32, column_parts=32),
+)
 
 
 class TritonSweeps:
-    """The two sweeps of a process over its own rows."""
+    """The two sweeps of a process over its own rows, with S on the chip."""
 
     def __init__(
-        self, loss: PairLoss, batch: GlobalBatch, tile: int, blocks: Blocks | None = None
+        self,
+        loss: PairLoss,
+        batch: GlobalBatch,
+        tile: int,
+        workspace: Workspace,
+        blocks: Blocks | None = None,
     ) -> None:
         assert isinstance(loss.weighting, MultiSimilarity)
         assert batch.X.dtype == torch.float32
+        assert batch.X.is_contiguous()
         self.loss, self.ms, self.tile = loss, loss.weighting, tile
-        self.blocks = blocks or Blocks()
         self.X, self.own, self.groups = batch.X, batch.own_rows, batch.groups
+        self.cutting = workspace.cutting(batch.X.device)
+        self.blocks = blocks or fastest(
+            CHOICES, "streaming", (len(self.own), *self.X.shape), self.X.device, self.try_out
+        )
+
+    def try_out(self, blocks: Blocks) -> None:
+        self.blocks = blocks
+        self.statistics()
 
     def statistics(self) -> dict[str, Tensor]:
         """S is not stored."""
@@ -72,11 +104,11 @@ class TritonSweeps:
         R, (m, d) = len(own), X.shape
         rows = triton.cdiv(R, self.blocks.BLOCK_R)
         parts = min(self.blocks.column_parts, triton.cdiv(m, self.blocks.BLOCK_C))
-        how = {**OPTIONS, **self.blocks.sizes}
+        how = self.blocks.how
         samples = X, own, groups.start, groups.end, R, m, d
         lse_pos, P = X.new_empty(2, R)
         max_of_part, lse_of_part = X.new_empty(2, parts, R)
-        min_positive, max_negative, eps = no_mining(X, R)
+        min_positive, max_negative, eps = no_mining(P)
         with torch.cuda.device_of(X):  # type: ignore[no-untyped-call]
             if loss.mining is not None:
                 eps = loss.mining.eps
@@ -92,22 +124,10 @@ class TritonSweeps:
         return t if loss.mining is None else mined | t
 
     def gradient(self, t: Statistics, scale: float, out: Tensor) -> None:
-        loss, ms, X, own, groups = self.loss, self.ms, self.X, self.own, self.groups
+        ms, X, own, groups = self.ms, self.X, self.own, self.groups
         m, d = X.shape
-        if loss.mining is None:
-            min_positive, max_negative, eps = no_mining(X, m)
-        else:
-            min_positive, max_negative, eps = t["min_positive"], t["max_negative"], loss.mining.eps
-        # A sample without a positive is no anchor: its negatives get the weight e^-inf.
-        alone = groups.end - groups.start == 1
-        log_pos, log_neg = (
-            softplus(t["lse_pos"]),
-            softplus(t["lse_neg"]).masked_fill(alone, torch.inf),
-        )
-        of_anchors = min_positive, max_negative, log_pos, log_neg
-        how = {**OPTIONS, **self.blocks.sizes}
-
-        rows_of_G = rows_at_a_time(len(own), m, self.tile)
+        anchors = Anchors.of(self.loss, t, groups)
+        rows_of_G = rows_at_a_time(len(own), m, self.tile, cutting=self.cutting)
         G = X.new_empty(rows_of_G, m)
         with torch.cuda.device_of(X):  # type: ignore[no-untyped-call]
             for span in spans(len(own), rows_of_G):
@@ -118,13 +138,9 @@ class TritonSweeps:
                     triton.cdiv(m, self.blocks.BLOCK_C),
                 )
                 samples = X, rows, groups.start, R, m, d
-                weights[grid](*samples, *of_anchors, G, ms.alpha, ms.beta, ms.lam, eps, **how)
+                exponents = ms.alpha, ms.beta, ms.lam, anchors.eps
+                weights[grid](*samples, *anchors.tensors, G, *exponents, **self.blocks.how)
                 out[span].addmm_(G[:R], X, beta=0, alpha=scale)
-
-
-def no_mining(X: Tensor, n: int) -> tuple[Tensor, Tensor, float]:
-    """min_positive, max_negative and eps with which n anchors select all their pairs."""
-    return X.new_full((n,), -torch.inf), X.new_full((n,), torch.inf), 0.0
 
 
 @triton.jit
@@ -152,18 +168,6 @@ def similarities(
 @triton.jit
 def same_class(j, start, end):
     return (j[None, :] >= start[:, None]) & (j[None, :] < end[:, None])
-
-
-# Eq. 11:  S_ij > min_{y_k = y_i} S_ik - eps
-@triton.jit
-def select_negative(S, min_positive, eps):
-    return S > min_positive - eps
-
-
-# Eq. 12:  S_ij < max_{y_k != y_i} S_ik + eps, with eps on the left as in `Mining`
-@triton.jit
-def select_positive(S, max_negative, eps):
-    return S - eps < max_negative
 
 
 @triton.jit
@@ -283,19 +287,6 @@ def positives(
         number += tl.sum(selected.to(tl.float32), 1)
     tl.store(lse_pos + place, finish(top, total), mask=place < R)
     tl.store(P + place, number, mask=place < R)
-
-
-# Eq. 13 and 14:  w = e^x / (1 + sum e^x), with log_pos and log_neg the logarithms of the denominators
-@triton.jit
-def positive_weight(S, max_negative, log_pos, alpha, lam, eps):
-    w = tl.exp(-alpha * (S - lam) - log_pos)
-    return tl.where(select_positive(S, max_negative, eps), w, 0.0)
-
-
-@triton.jit
-def negative_weight(S, min_positive, log_neg, beta, lam, eps):
-    w = tl.exp(beta * (S - lam) - log_neg)
-    return tl.where(select_negative(S, min_positive, eps), w, 0.0)
 
 
 @triton.jit

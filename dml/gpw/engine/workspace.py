@@ -18,11 +18,13 @@ class Workspace:
     """Allocating a large buffer takes as long as an operation on it, so buffers are reused.
 
     groups: those of the last batch; batches of P classes x M images are all grouped alike.
+    norms: the lengths of the last batch's embeddings.
     """
 
     def __init__(self) -> None:
         self.buffers: dict[str, Tensor] = {}
         self.groups: Groups | None = None
+        self.norms: Tensor | None = None
         self.cuttings: dict[torch.device, Cutting] = {}
 
     def cutting(self, device: torch.device) -> Cutting:
