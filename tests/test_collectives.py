@@ -38,6 +38,10 @@ def test_a_step_sends_one_gather_of_embeddings_and_one_of_row_statistics(process
             assert embeddings == b * (4 * d + 8)
             assert statistics < embeddings / 10
             assert step["counted"] == (processes - 1) * (embeddings + statistics)
+        strided, transposed = found["strided"]
+        assert strided.tolist() == [[r, 2 + r, 4 + r] for r in range(processes)]
+        assert transposed.shape == (processes, 3, 2)
+        assert found["everyone"] == [None, "no compiler", None][:processes]
         # MS: four scalars per row and, once per process, its share of the loss
         (_, embeddings), (_, statistics) = found["multi_similarity", 1]["forward"]
         assert statistics == b * 16 + 8

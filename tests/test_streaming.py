@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +13,9 @@ import torch
 from batches import IDS, VARIANTS, batch, make, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import normalize
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dml.cost import CPU
 from dml.distributed.collectives import Wire
@@ -524,7 +528,6 @@ def test_tiles_in_small_parts(variant, sweeps):
 @pytest.mark.parametrize("alpha", [2, 60])
 @pytest.mark.parametrize("tile", [50, 200])
 def test_multi_similarity_in_place_holds_for_any_exponent(beta, length, dtype, alpha, tile):
-    """The kernel serves ordinary exponents only; the others are left to the general one."""
     loss = make_loss("multi_similarity", alpha=alpha, beta=beta, lam=0.5)
     X, labels = batch(m=120, classes=40)
     X = (length * X).to(dtype)
@@ -533,6 +536,45 @@ def test_multi_similarity_in_place_holds_for_any_exponent(beta, length, dtype, a
     within = 1e-12 if dtype == torch.float64 else 3e-5 * max(1, alpha / 50, beta / 50)
     assert value.item() == pytest.approx(expected.item(), rel=within)
     assert relative_error(gradient.double(), expected_gradient) < within
+
+
+class Denormals(TorchDispatchMode):
+    """Counts the denormal numbers in the results of operations on tiles, by operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        result = op(*args, **(kwargs or {}))
+        allocated = op._schema.name.startswith(("aten::empty", "aten::new_empty"))
+        viewed = any(r.alias_info and not r.alias_info.is_write for r in op._schema.returns)
+        for x in () if allocated or viewed else tree_leaves(result):
+            if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel() > 1000:
+                denormal = (x != 0) & (x.abs() < torch.finfo(x.dtype).tiny)
+                self.found[op._schema.name] += int(denormal.sum())
+        return result
+
+
+@pytest.mark.parametrize("tile", [50, 1024])
+@pytest.mark.parametrize(
+    ("alpha", "beta", "lam", "eps"),
+    [
+        *((2, 40, 0.5, 0.1), (2, 50, 1.0, 0.1)),  # the authors' code, the paper's text
+        *((18, 76, 0.77, 0.39), (7.5, 48, 0.63, 0.72), (16, 157, 0.72, 0.34)),  # tuned
+    ],
+)
+def test_no_denormal_number_arises(alpha, beta, lam, eps, tile):
+    """Many processors work on them many times as slowly. From all negatives mined to few."""
+    loss = make_loss("multi_similarity", alpha=alpha, beta=beta, lam=lam, eps=eps)
+    for spread in (0, 0.5, 1, 2, 4):
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.arange(150) // 5
+        centres, noise = torch.randn(2, 150, 32, generator=generator)
+        X = spread * centres[labels] + 0.5 * centres[-1] + noise
+        with Denormals() as denormals:
+            GlobalPairLoss(loss, tile=tile)(normalize(X).requires_grad_(), labels)
+        assert denormals.found.total() == 0, denormals.found
 
 
 @pytest.mark.parametrize("loss", [MS, make_loss("multi_similarity", alpha=60, lam=3)], ids=str)
@@ -572,6 +614,16 @@ def test_multi_similarity_in_place_does_not_overflow(beta, m):
     negative = 0.5 + torch.tensor(m / 2 - 1).log() / beta
     assert value.item() == pytest.approx((positive + negative).item(), rel=1e-5)
     assert gradient.isfinite().all()
+
+
+def test_labels_of_all_processes_that_do_not_fit_are_refused():
+    X, labels = batch()
+    fn = GlobalPairLoss(MS)
+    assert torch.equal(fn(X, labels, all_labels=labels), fn(X, labels))
+    with pytest.raises(ValueError, match=r"all 1 processes, on the CPU: 30 numbers, not \(29,\)"):
+        fn(X, labels, all_labels=labels[1:])
+    with pytest.raises(ValueError, match="the labels of process 0 are not those that all_labels"):
+        fn(X, labels, all_labels=labels + 1)
 
 
 def test_embeddings_that_are_not_normalised_are_noticed_once():

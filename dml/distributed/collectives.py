@@ -34,9 +34,10 @@ class Wire:
 
         Shapes and dtypes must be the same on every process; `agree` checks that.
         """
+        tensors = tuple(x.contiguous() for x in tensors)
         if self.size == 1:
             return [x[None] for x in tensors]
-        mine = torch.cat([x.contiguous().flatten().view(torch.uint8) for x in tensors])
+        mine = torch.cat([x.flatten().view(torch.uint8) for x in tensors])
         everyone = mine.new_empty(self.size, len(mine))
         dist.all_gather(list(everyone.unbind(0)), mine)
         self.collectives += 1

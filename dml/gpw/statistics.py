@@ -212,19 +212,20 @@ class Histogram(Additive):
     def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
         cell, share = self.locate(S)
         # float64: a float32 bin stops counting at 16 million pairs, a batch of 4,096
-        upper = masked(share.double(), keep, 0).flatten()
-        lower = masked(1 - share.double(), keep, 0).flatten()
+        share, cell = share.double(), cell.flatten()
+        upper, lower = masked(share, keep, 0).flatten(), masked(1 - share, keep, 0).flatten()
         nodes = upper.new_zeros(self.bins)
-        return (nodes.index_add(0, cell.flatten(), lower).index_add(0, cell.flatten() + 1, upper),)
+        return (nodes.scatter_add(0, cell, lower).scatter_add(0, cell + 1, upper),)
 
     def locate(self, S: Tensor) -> tuple[Tensor, Tensor]:
         """The p with S in [t_p, t_p+1], and the position of S in that interval, from 0 to 1.
 
         Rounding can carry S beyond 1; such a pair is counted in the last interval, with its slope.
         """
-        S = S + (S.clamp(-1, 1) - S).detach()
+        inside = S.clamp(-1, 1)
+        S = S + (inside - S).detach() if torch.is_grad_enabled() else inside
         place = (S + 1) * ((self.bins - 1) / 2)
-        cell = place.detach().floor().clamp(0, self.bins - 2)
+        cell = place.detach().floor().clamp_(0, self.bins - 2)
         return cell.long(), place - cell
 
 

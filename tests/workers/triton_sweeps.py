@@ -1,7 +1,7 @@
 """Statistics and gradient by the Triton kernels, S on the chip or kept: python triton_sweeps.py CASES OUT
 
-CASES: (loss, embeddings, labels, number of processes, tile, blocks) of every case. The processes
-take turns here. Without a GPU it needs TRITON_INTERPRET=1.
+CASES: (kept or not, loss, embeddings, labels, number of processes, tile, blocks) of every case. The
+processes take turns here. Without a GPU it needs TRITON_INTERPRET=1.
 """
 
 import sys
@@ -65,10 +65,9 @@ def of_view(loss, X, labels, how):
 
 def main(cases, out):
     found = []
-    for *case, blocks in torch.load(cases, weights_only=False):
-        on_chip = sweeps(partial(TritonSweeps, blocks=Blocks(*blocks)), *case)
-        kept = sweeps(partial(KeptSweeps, block=Block(16 * blocks[3])), *case)
-        found.append({"on chip": on_chip, "kept": kept})
+    for kept, *case, blocks in torch.load(cases, weights_only=False):
+        on_chip = partial(TritonSweeps, blocks=Blocks(*blocks))
+        found.append(sweeps(partial(KeptSweeps, block=Block(64)) if kept else on_chip, *case))
     loss, X, labels = case[:3]
     views = {name: of_view(loss, X, labels, how) for name, how in VIEWS.items()}
     torch.save((found, views, probe(X.device)), out)

@@ -56,6 +56,9 @@ def main(out):
                 "backward": list(calls),
                 "counted": loss_fn.wire.bytes_sent - sent,
             }
+    wire = loss_fn.wire
+    results["strided"] = wire.gather(torch.arange(6)[::2] + rank, torch.ones(2, 3).T)
+    results["everyone"] = wire.everyone("no compiler" if rank == 1 else None)
     torch.save(results, Path(out) / f"{rank}.pt")
     leave(accelerator)
 

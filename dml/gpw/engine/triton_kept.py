@@ -114,6 +114,12 @@ class KeptSweeps:
 
 
 @triton.jit
+def log_sum(top, total):
+    """The log-sum-exp from the sum relative to its largest term, which adds 1; -inf without a pair."""
+    return tl.where(total > 0, top + tl.log(tl.maximum(total, 1.0)), float("-inf"))
+
+
+@triton.jit
 def row_statistics(
     S,
     own,
@@ -150,27 +156,29 @@ def row_statistics(
         hardest = tl.maximum(hardest, tl.load(S + j, mask=pair, other=float("-inf")))
     max_negative = tl.max(hardest, 0)
 
+    hardest = tl.where(max_negative == float("-inf"), 0.0, max_negative)
     total = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, m, BLOCK):
         j = first + column
         pair = (j < m) & ((j < start) | (j >= end))
-        s = tl.load(S + j, mask=pair, other=float("-inf"))
+        s = tl.load(S + j, mask=pair, other=0.0)
         if MINED:
             pair = pair & select_negative(s, min_positive, eps)
-        total += tl.where(pair, tl.exp(beta * (s - max_negative)), 0.0)
-    lse_neg = beta * (max_negative - lam) + tl.log(tl.sum(total, 0))
+        total += tl.exp(tl.where(pair, beta * (s - hardest), float("-inf")))
+    lse_neg = log_sum(beta * (hardest - lam), tl.sum(total, 0))
 
+    hardest = tl.where(min_positive == float("inf"), 0.0, min_positive)
     total = tl.zeros((BLOCK,), tl.float32)
     number = tl.zeros((BLOCK,), tl.float32)
     for first in range(start, end, BLOCK):
         j = first + column
         pair = (j < end) & (j != i)
-        s = tl.load(S + j, mask=pair, other=float("inf"))
+        s = tl.load(S + j, mask=pair, other=0.0)
         if MINED:
             pair = pair & select_positive(s, max_negative, eps)
-        total += tl.where(pair, tl.exp(-alpha * (s - min_positive)), 0.0)
+        total += tl.exp(tl.where(pair, -alpha * (s - hardest), float("-inf")))
         number += pair.to(tl.float32)
-    lse_pos = -alpha * (min_positive - lam) + tl.log(tl.sum(total, 0))
+    lse_pos = log_sum(-alpha * (hardest - lam), tl.sum(total, 0))
 
     tl.store(found + place, min_positive)
     tl.store(found + R + place, max_negative)
