@@ -12,6 +12,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ from dml.distributed.precision import full_precision
 from dml.gpw import GlobalPairLoss, make_loss
 
 LIMIT = "two products"
-KINDS = "streaming", "triton"
+KINDS: dict[str, Any] = {"streaming": "streaming", "triton": "triton"}
+PRESETS = {"code": {"beta": 40, "lam": 0.5}, "paper": {"beta": 50, "lam": 1.0}}
 D = 512
 PER_CLASS = 5
 
@@ -29,9 +31,9 @@ PER_CLASS = 5
 def batch(m: int) -> tuple[Tensor, Tensor]:
     """Unit vectors around the centres of their classes, as in the middle of training."""
     torch.manual_seed(0)
-    labels = torch.arange(m, device="cuda") // PER_CLASS
+    labels = torch.arange(m) // PER_CLASS
     common, noise = torch.randn(1, D, device="cuda"), torch.randn(m, D, device="cuda")
-    centres = torch.randn(m, D, device="cuda")[labels]
+    centres = torch.randn(m, D, device="cuda")[labels.cuda()]
     return normalize(0.5 * centres + 0.5 * common + noise).requires_grad_(), labels
 
 
@@ -49,8 +51,9 @@ def products(X: Tensor) -> Callable[[], object]:
 
 
 def with_backward(loss: GlobalPairLoss, X: Tensor, labels: Tensor) -> Tensor:
+    """The labels are on the CPU, as in training."""
     X.grad = None
-    value: Tensor = loss(X, labels)
+    value: Tensor = loss(X, labels, labels)
     value.backward()
     return value.detach()
 
@@ -72,13 +75,25 @@ def interleaved(work: Mapping[str, Callable[[], object]], repeats: int) -> dict[
 
 def measure(m: int, repeats: int) -> dict[str, list[float]]:
     X, labels = batch(m)
-    losses = {kind: GlobalPairLoss(make_loss("multi_similarity"), kind=kind) for kind in KINDS}
-    values = [with_backward(loss, X, labels) for loss in losses.values()]
-    torch.testing.assert_close(*values, rtol=1e-4, atol=0)
     work = {LIMIT: products(X)}
+    losses: dict[str, GlobalPairLoss] = {}
+    for preset, parameters in PRESETS.items():
+        loss = make_loss("multi_similarity", **parameters)
+        kinds = {f"{name}, {preset}": GlobalPairLoss(loss, kind=k) for name, k in KINDS.items()}
+        values = [with_backward(each, X, labels) for each in kinds.values()]
+        for value in values:
+            torch.testing.assert_close(value, values[0], rtol=1e-4, atol=0)
+        losses |= kinds
     for kind, loss in losses.items():
         work[kind] = lambda loss=loss: with_backward(loss, X, labels)
     return interleaved(work, repeats)
+
+
+def on_chip(*batch: Any) -> object:
+    """The kernels for batches whose S does not fit into memory, at any size."""
+    from dml.gpw.engine.triton_ms import TritonSweeps
+
+    return TritonSweeps(*batch)
 
 
 def main() -> int:
@@ -93,14 +108,15 @@ def main() -> int:
         return 2
 
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, d = {D}")
-    print(f"{'m':>8}  {'':<14}{'ms':>10}{'ratio':>8}  quartiles of the ratio")
+    KINDS["triton, on chip"] = on_chip
+    print(f"{'m':>8}  {'':<24}{'ms':>10}{'ratio':>8}  quartiles of the ratio")
     for m in args.sizes:
         found = measure(m, args.repeats)
         for name, ms in found.items():
             ratios = [a / b for a, b in zip(ms, found[LIMIT], strict=True)]
             low, ratio, high = statistics.quantiles(ratios, method="inclusive")
             middle = statistics.median(ms)
-            print(f"{m:>8,}  {name:<14}{middle:>10.3f}{ratio:>8.2f}  {low:.2f} - {high:.2f}")
+            print(f"{m:>8,}  {name:<24}{middle:>10.3f}{ratio:>8.2f}  {low:.2f} - {high:.2f}")
     return 0
 
 

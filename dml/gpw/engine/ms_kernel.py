@@ -12,8 +12,8 @@ long as the two matrix products. Here a pair that is no negative has S = -inf, a
 
 Terms below e^LEAST count as zero: bound is raised to where they begin. So no number is denormal,
 neither here nor in the product after it, whatever the parameters are; denormal numbers would make both
-many times slower. Powers of two are used because torch computes 2^x at the same speed for every x, on
-every CPU, and e^x, on some, three times as slowly, or forty times where it underflows.
+many times slower. Powers of two are used because torch computes 2^x in the same time for every x. On an
+AMD EPYC e^x takes three times as long, and over a hundred times where it underflows.
 
 Shapes: R x C tiles, m anchors.
 """
