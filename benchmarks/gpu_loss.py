@@ -22,10 +22,19 @@ from dml.distributed.precision import full_precision
 from dml.gpw import GlobalPairLoss, make_loss
 
 LIMIT = "two products"
-KINDS: dict[str, Any] = {"streaming": "streaming", "triton": "triton"}
 PRESETS = {"code": {"beta": 40, "lam": 0.5}, "paper": {"beta": 50, "lam": 1.0}}
 D = 512
 PER_CLASS = 5
+
+
+def on_chip(*batch: Any) -> object:
+    """The kernels for batches whose S does not fit into memory, at any size."""
+    from dml.gpw.engine.triton_ms import TritonSweeps
+
+    return TritonSweeps(*batch)
+
+
+KINDS: dict[str, Any] = {"streaming": "streaming", "triton": "triton", "triton, on chip": on_chip}
 
 
 def batch(m: int) -> tuple[Tensor, Tensor]:
@@ -89,13 +98,6 @@ def measure(m: int, repeats: int) -> dict[str, list[float]]:
     return interleaved(work, repeats)
 
 
-def on_chip(*batch: Any) -> object:
-    """The kernels for batches whose S does not fit into memory, at any size."""
-    from dml.gpw.engine.triton_ms import TritonSweeps
-
-    return TritonSweeps(*batch)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -108,7 +110,6 @@ def main() -> int:
         return 2
 
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, d = {D}")
-    KINDS["triton, on chip"] = on_chip
     print(f"{'m':>8}  {'':<24}{'ms':>10}{'ratio':>8}  quartiles of the ratio")
     for m in args.sizes:
         found = measure(m, args.repeats)

@@ -8,6 +8,7 @@ in a process of its own (tests/workers):
         x = torch.randn(3, 2).to("fakegpu")
         (x @ x.T).sum().item()
     gpu.waits, gpu.launches                # Counter of "file:line operation"; Counter of operations
+    gpu.unordered                          # those of floats whose last bits CUDA does not fix
 
 FakeGPU(shapes_only=True) computes nothing: a batch of 65,536 costs no time, and `item` is always 1.
 """
@@ -25,6 +26,10 @@ NAME = "fakegpu"
 WAITS = {"_local_scalar_dense", "equal", "nonzero", "unique_consecutive", "_unique2", "unique_dim"}
 WAITS |= {"masked_select", "bincount", "unique_dim_consecutive"}
 COPIES = {"_to_copy", "copy_"}
+# Of floats, CUDA gives them in any order. torch has a slower, reproducible way for the first, and for
+# the second raises an error if that is asked for (torch.use_deterministic_algorithms).
+ATOMIC = {"index_add", "scatter_add", "scatter_reduce"}
+NEVER_REPRODUCIBLE = {"histc", "cumsum", "put", "bincount"}
 ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
 OURS = str(Path(__file__).parents[1] / "dml") + "/"
 
@@ -80,7 +85,7 @@ class FakeGPU(TorchDispatchMode):
     def __init__(self, shapes_only=False):
         super().__init__()
         self.shapes_only = shapes_only
-        self.waits, self.launches = Counter(), Counter()
+        self.waits, self.launches, self.unordered = Counter(), Counter(), Counter()
 
     def __enter__(self):
         ACTIVE.append(self)
@@ -101,6 +106,7 @@ class FakeGPU(TorchDispatchMode):
 
     def reset(self):
         self.waits.clear()
+        self.unordered.clear()
         self.launches.clear()
 
     def wait(self, what):
@@ -138,6 +144,12 @@ class FakeGPU(TorchDispatchMode):
             self.wait(name)
         returns = op._schema.returns
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        if (
+            on_gpu
+            and name.rstrip("_") in ATOMIC | NEVER_REPRODUCIBLE
+            and args[0].is_floating_point()
+        ):
+            self.unordered[name.rstrip("_")] += 1
         if on_gpu and not view and name not in ALLOCATIONS:
             self.launches[name] += 1
 

@@ -163,7 +163,9 @@ class GlobalPairLoss(nn.Module):
                 f"all_labels must be the labels of all {self.wire.size} processes, on the CPU: "
                 f"{self.wire.size * b} numbers, not {tuple(all_labels.shape)} on {all_labels.device}"
             )
-        if labels.is_cpu and not torch.equal(all_labels[rank * b : (rank + 1) * b], labels):
+        if labels.is_cpu and not torch.equal(
+            all_labels[rank * b : (rank + 1) * b].to(labels), labels
+        ):
             return f"the labels of process {rank} are not those that all_labels has for it"
         return None
 

@@ -52,7 +52,7 @@ def losses(rank, size, grouped, known):
         X, labels = X[order], labels[order]
     b = len(X) // size
     mine = slice(rank * b, (rank + 1) * b)
-    all_labels = labels if known else None
+    all_labels, check_pairs = labels if known else None, not (grouped or known)
     results = {}
     for name, variant in zip(IDS, VARIANTS, strict=True):
         loss = make(variant)
@@ -61,13 +61,17 @@ def losses(rank, size, grouped, known):
             own = X[mine], labels[mine], all_labels
             found = steps_of(GlobalPairLoss(loss), *own, gpu.put, gpu.reset)
             waits = {where: n / (STEPS - 1) for where, n in gpu.waits.items()}
+            unordered = dict(gpu.unordered)
             found = [(value.cpu(), gradient.cpu()) for value, gradient in found]
-            pairs = report(loss, gpu.put(X[mine]), gpu.put(labels[mine]))
+            gpu.reset()
+            pairs = report(loss, gpu.put(X[mine]), gpu.put(labels[mine])) if check_pairs else None
+            unordered_pairs = dict(gpu.unordered)
         results[name] = {
             "cpu": cpu,
             "gpu": found,
             "waits": waits,
-            "reports": (report(loss, X[mine], labels[mine]), pairs),
+            "reports": (report(loss, X[mine], labels[mine]), pairs) if check_pairs else None,
+            "unordered": (unordered, unordered_pairs),
         }
     return results
 

@@ -103,7 +103,7 @@ class HistogramLoss(Weighting):
 
     def value(self, t: Statistics) -> Tensor:
         h_pos, h_neg = self.normalised(t["nodes_pos"]), self.normalised(t["nodes_neg"])
-        return (h_neg * h_pos.cumsum(0)).sum()
+        return (h_neg[:, None] * h_pos).tril().sum()  # CUDA has no reproducible cumsum
 
     def weight(self, S: Tensor, own: Tensor, other: Tensor, shift: int) -> Tensor:
         cell, _ = Histogram(self.bins).locate(S)
