@@ -22,7 +22,6 @@ from typing import Any
 
 from dml.catalogue import DATASETS
 from dml.config import Config, add_arguments, load
-from dml.config.sections import MOST_WORKERS
 from dml.cost import loss_bytes_sent, loss_flops, loss_memory
 from dml.errors import ConfigError, Mistake, in_full
 from dml.rules import MOST_STEPS, Problem
@@ -183,13 +182,18 @@ def _problems(
             " not those of the whole batch"
         )
         yield Problem("model.batchnorm", batchnorm, text, "set model.batchnorm=frozen")
+    if config.model.checkpointing and batchnorm != "frozen":
+        text = (
+            "computes activations twice, and BatchNorm would count the statistics of a batch twice"
+        )
+        fix = "set model.batchnorm=frozen or model.checkpointing=false"
+        yield Problem("model.checkpointing", True, text, fix)
     if processes > 1 and batchnorm == "local":
         text = "with several processes, each would normalise with the statistics of its own images"
         fix = "set model.batchnorm=frozen or model.batchnorm=synced"
         yield Problem("model.batchnorm", batchnorm, text, fix)
-    loader, size = config.data, config.data.size or ASSUMED_SIZE
-    workers = MOST_WORKERS if loader.workers is None else loader.workers
-    batches = 1 + workers * loader.prefetch
+    size = config.data.size or ASSUMED_SIZE
+    batches = 2  # that of this step, and the next one
     needed = batches * b * 3 * size**2
     needed += loss_memory(m, config.model.embedding_size, processes, engine.tile)
     if needed > LARGEST_MEMORY:
@@ -197,7 +201,7 @@ def _problems(
             f"the images and the loss need {_size(needed)} of memory per process, for {batches:,} "
             f"batches of {b:,} images"
         )
-        fix = "lower batch.classes, data.workers or data.prefetch, or use more processes"
+        fix = "lower batch.classes, or use more processes"
         yield Problem("batch.classes", batch.classes, text, fix)
     if config.length.epochs is not None and images is None:
         text = f"the size of {config.data.dataset} is unknown until the shards are read"

@@ -33,7 +33,7 @@ from dml.gpw import GlobalPairLoss, make_loss
 from dml.gpw.global_loss import triton_problem
 from dml.run_folder.clock import Clock
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]
+LossFunction = Callable[..., Tensor]  # (embeddings, labels), and perhaps all_labels
 
 
 def make_loss_fn(config: Config, processes: int, device: torch.device) -> GlobalPairLoss:
@@ -72,16 +72,27 @@ def update(
     labels: Tensor,
     micro_batch: int | None = None,
     clock: Clock | None = None,
+    *,
+    all_labels: Tensor | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Update:
     """Make one step of the optimizer; loss and gradient_norm are the same on every process.
 
     `model` and `optimizer` come from `accelerator.prepare`. micro_batch: images per micro-batch; None
-    means all at once. NotFiniteError: the loss or the gradient is NaN or infinite.
+    means all at once. all_labels: those of the global batch on the CPU, if they are known; then no
+    process asks for them. meanwhile: called while a GPU works on the step, before this process waits
+    for the GPU, which happens once per step. NotFiniteError: the loss or the gradient is NaN or
+    infinite, and the weights are still those of before the step.
     """
     clock = clock or Clock(images.device)
-    loss, X = backward(accelerator, model, loss_fn, images, labels, micro_batch, clock)
+    loss, X = backward(
+        accelerator, model, loss_fn, images, labels, micro_batch, clock, all_labels=all_labels
+    )
+    norm_of_gradient = gradient_norm(accelerator, model)
+    if meanwhile is not None:
+        meanwhile()
     with clock("optimizer"):
-        value, norm = loss.item(), gradient_norm(accelerator, model)
+        value, norm = read_both(loss, norm_of_gradient)
         if not math.isfinite(value) or not math.isfinite(norm or 0):
             raise NotFiniteError(f"the loss is {value} and its gradient's norm {norm}")
         optimizer.step()  # under DeepSpeed these two do nothing: backward has already stepped
@@ -90,12 +101,20 @@ def update(
     return Update(value, norm, X)
 
 
-def gradient_norm(accelerator: Accelerator, model: nn.Module) -> float | None:
+def gradient_norm(accelerator: Accelerator, model: nn.Module) -> Tensor | float | None:
     if accelerator.state.deepspeed_plugin is not None:
         engine: Any = model
-        norm = engine.get_global_grad_norm()
-        return None if norm is None else float(norm)
-    return nn.utils.get_total_norm(p.grad for p in model.parameters() if p.grad is not None).item()
+        norm: Tensor | float | None = engine.get_global_grad_norm()
+        return norm
+    return nn.utils.get_total_norm(p.grad for p in model.parameters() if p.grad is not None)
+
+
+def read_both(loss: Tensor, norm: Tensor | float | None) -> tuple[float, float | None]:
+    """The loss and the norm as numbers. Reading waits for the GPU, so they are read together."""
+    if not isinstance(norm, Tensor):
+        return loss.item(), norm
+    value, read_norm = torch.stack([loss.double(), norm.double().to(loss.device)]).tolist()
+    return value, read_norm
 
 
 def backward(
@@ -106,15 +125,18 @@ def backward(
     labels: Tensor,
     micro_batch: int | None = None,
     clock: Clock | None = None,
+    *,
+    all_labels: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Add the gradient of the global loss to the parameters; return the loss and this process's
-    embeddings, detached."""
+    embeddings, detached. Arguments as for `update`."""
     clock = clock or Clock(images.device)
+    known = {} if all_labels is None else {"all_labels": all_labels}
     if micro_batch is None or micro_batch >= len(images):
         with clock("forward"):
             X = model(images)
         with clock("loss"):
-            loss = loss_fn(X, labels)
+            loss = loss_fn(X, labels, **known)
         with clock("backward"):
             accelerator.backward(loss)
         return loss.detach(), X.detach()
@@ -127,7 +149,7 @@ def backward(
             embedded.append(model(part))
     with clock("loss"):
         X = torch.cat(embedded).requires_grad_()
-        loss = loss_fn(X, labels)
+        loss = loss_fn(X, labels, **known)
         g = torch.split(torch.autograd.grad(loss, X)[0], micro_batch)
 
     def surrogate(k: int) -> Tensor:

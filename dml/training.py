@@ -7,15 +7,21 @@ way in which they fail, save or leave together. Only the first process looks int
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from dml.config import Config
+from dml.data.copies import DeviceCopies
 from dml.data.loader import loader
 from dml.data.splits import read_splits, train_batches
 from dml.data.suspicious import suspicious
 from dml.distributed.full_state import read_weights, write_weights
+from dml.distributed.processes import set_numerics
 from dml.distributed.signals import Interrupted
-from dml.distributed.team import Team
+from dml.distributed.team import Meeting, Team
 from dml.distributed.workers import loader_workers
 from dml.errors import NotFiniteError
 from dml.evaluate import Evaluator, evaluation_due
@@ -61,12 +67,26 @@ def train(config: Config, team: Team, cleanup: ExitStack) -> None:
             ) from None
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """The batch of a step, on its way to the device, and the meeting before that step, which has begun.
+
+    all_labels: of the global batch, on the CPU.
+    """
+
+    images: Tensor
+    labels: Tensor
+    all_labels: Tensor
+    meeting: Meeting
+
+
 class Run:
     """A run on this process."""
 
     def __init__(self, config: Config, team: Team, cleanup: ExitStack) -> None:
         """Build: whatever is wrong with the config, the data or the machine shows here."""
         self.config, self.team, self.folder = config, team, folder_of(config)
+        set_numerics(config.engine)
         with team.together():
             self.splits = read_splits(config)
             self.plan = plan(config, team.size, *self.splits.sizes)
@@ -77,13 +97,15 @@ class Run:
         self.spec = self.model.spec
         if config.engine.precision == "fp64":
             self.model = self.model.double()
+        if config.engine.compile:
+            self.model.compile()
 
     def resume(self) -> None:
         """Start from the run's own last checkpoint, else the weights of the config, else scratch."""
         config, team, folder, splits = self.config, self.team, self.folder, self.splits
         origin = Origin.of(config, splits.checksum)
         last = last_checkpoint(team, folder, origin, self.plan.steps)
-        optimizer = make_optimizer(config.optim, self.model)
+        optimizer = make_optimizer(config.optim, self.model, team.device)
         model, optimizer, progress = restore(team, last, self.model, optimizer)
         self.model, self.optimizer, self.progress = model, optimizer, progress
         with team.together():
@@ -100,12 +122,20 @@ class Run:
         )
 
     def loop(self) -> None:
-        """Evaluate where it is due, fetch a batch, meet the others, update; until the last step."""
+        """Evaluate where it is due, meet the others, update and prepare the next batch meanwhile; until
+        the last step."""
         config, team, progress, steps = self.config, self.team, self.progress, self.plan.steps
         model, optimizer, micro = self.model, self.optimizer, config.engine.micro_batch
-        own = train_batches(self.splits, config, self.spec, team.rank, team.size)
+        self.own = train_batches(self.splits, config, self.spec, team.rank, team.size)
         order = range(progress.step, steps)
-        batches = loader(own, order, loader_workers(config.data), config.data.prefetch)
+        self.batches = loader(self.own, order, loader_workers(config.data), config.data.prefetch)
+        self.copies = DeviceCopies(team.device)
+        prepared = self.prepare(progress.step)
+
+        def meanwhile() -> None:
+            nonlocal prepared
+            prepared = self.prepare(progress.step + 1)
+
         while True:
             if progress.step == steps:
                 # before the last evaluation, which a longer run does not have
@@ -118,20 +148,39 @@ class Run:
             if progress.step == steps or progress.stale == config.eval.patience:
                 return
 
-            with self.clock("data"):
-                batch = team.fetch(batches)
-            if team.meet(save=self.saver.age() > 60 * config.save.every_minutes):
+            assert prepared is not None
+            if prepared.meeting.end():
                 self.saver.save()
-            images, labels = (x.to(team.device, non_blocking=True) for x in batch)
+            images, labels = prepared.images, prepared.labels
+            self.copies.end([images, labels])
             seed_random_layers(config.run.seed, progress.step, team.rank)
             lr = learning_rate(config.optim, progress.step, steps)
             set_learning_rate(optimizer, lr)
             done = update(
-                team.accelerator, model, self.loss_fn, optimizer, images, labels, micro, self.clock
+                team.accelerator,
+                model,
+                self.loss_fn,
+                optimizer,
+                images,
+                labels,
+                micro,
+                self.clock,
+                meanwhile=meanwhile,
             )
             progress.count(done.loss, self.clock.total())
             metrics = {"loss": done.loss, "lr": lr, "gradient_norm": done.gradient_norm}
             self.reporter.report(metrics, done.embeddings, labels)
+
+    def prepare(self, step: int) -> Prepared | None:
+        """Fetch the batch of a step, and begin all that need not be waited for; None after the last
+        step. A batch that cannot be read is never used: the meeting before its step fails."""
+        if step == self.plan.steps:
+            return None
+        with self.clock("data"):
+            images, labels = self.copies.begin(self.team.fetch(self.batches))
+            all_labels = torch.from_numpy(self.own.batches.all_labels(step))
+        due = self.saver.age() > 60 * self.config.save.every_minutes
+        return Prepared(images, labels, all_labels, self.team.begin_meeting(save=due))
 
     def finish(self) -> None:
         """Evaluate the best step by the validation classes, or else the last; write the result."""

@@ -287,7 +287,7 @@ def test_all_problems_are_reported_together_each_with_value_source_rule_and_fix(
         ),
         (
             "  model.lr = 1e-05 (bad.yaml): unknown key; did you mean optim.lr?"
-            " model has backbone, weights, embedding_size, batchnorm"
+            " model has backbone, weights, embedding_size, batchnorm, checkpointing"
         ),
         (
             "  model.batchnorm = 'forzen' (bad.yaml): must be text, one of frozen, synced, local;"
@@ -312,7 +312,7 @@ def test_a_key_that_several_sections_have_is_not_guessed() -> None:
     assert problems("base.yaml", sets=("model.name=resnet50",)) == [
         (
             "model.name = 'resnet50' (--set): unknown key;"
-            " model has backbone, weights, embedding_size, batchnorm"
+            " model has backbone, weights, embedding_size, batchnorm, checkpointing"
         )
     ]
 

@@ -18,8 +18,8 @@ from dml.data.loader import loader
 from dml.data.preprocessing import (
     NUMBERS,
     Input,
+    Normalise,
     eval_image,
-    normalise,
     random_box,
     train_image,
 )
@@ -258,7 +258,7 @@ def test_half_of_the_crops_are_flipped():
 def test_normalise_is_the_formula(channels):
     images = torch.randint(0, 256, (2, 4, 4, 3), dtype=torch.uint8)
     spec = Input(mean=(104, 117, 128), std=(1, 2, 3), channels=channels, top=255.0)
-    out = normalise(images, spec)
+    out = Normalise(spec)(images)
     for c in range(3):
         source = images[..., c if channels == "rgb" else 2 - c].float()
         assert torch.allclose(out[:, c], (source - spec.mean[c]) / spec.std[c])

@@ -86,7 +86,8 @@ class Data:
         execution=True,
     )
     prefetch: int = key(
-        "batches that each loader process keeps ready",
+        "batches that the loader processes of a training process keep ready together, as far as 512 MiB "
+        "of shared memory allow; each of them keeps as many parts of 64 images or fewer",
         default=2,
         rule=between(1, 1000),
         execution=True,
@@ -137,6 +138,12 @@ class Model:
         "the global batch (GPUs only); `local` uses those of the process (one process only)",
         default="frozen",
     )
+    checkpointing: bool = key(
+        "compute the activations of each block again in the backward pass instead of keeping them: less "
+        "memory, about a third more time, the same gradient; needs `model.batchnorm: frozen`",
+        default=False,
+        execution=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +183,24 @@ class Engine:
     )
     precision: Literal["fp32", "bf16", "fp64"] = key(
         "precision of the model; the loss is computed in fp32 or better", default="fp32"
+    )
+    tf32: bool = key(
+        "compute fp32 convolutions and products of the model in TF32 on GPUs that have it: several times "
+        "faster, with 10 bits of mantissa; never in the loss or in retrieval",
+        default=True,
+        execution=True,
+    )
+    compile: bool = key(
+        "compile the model with torch.compile, which takes minutes at the start; the last bits of the "
+        "results change",
+        default=False,
+        execution=True,
+    )
+    deterministic: bool = key(
+        "use deterministic algorithms only, so that a resumed run on the same GPUs is the same to the "
+        "bit; slower (a CPU needs no setting for that)",
+        default=False,
+        execution=True,
     )
 
 

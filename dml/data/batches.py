@@ -4,7 +4,8 @@
 
 The batch of a step is the same for any number of processes and loader workers, and depends on no
 earlier batch: a resumed run starts at its step. Random crops and flips are a function of (seed, step,
-position in the global batch). Images stay uint8 until `normalise` on the device.
+position in the global batch). So any part of a batch can be made on its own, and the labels of the
+global batch are known on every process. Images stay uint8 until `Normalise` on the device.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from dml.data.deck import Deck, mix, uniforms
 from dml.data.preprocessing import NUMBERS, Input, eval_image, train_image
@@ -49,12 +49,19 @@ class Batches:
         self.deck = Deck(len(self.names), classes, mix(seed, CLASSES))
         self.per_class, self.seed, self.m = per_class, seed, classes * per_class
 
-    def __call__(self, step: int) -> tuple[Rows, Rows]:
-        """The m rows and labels of a step, grouped by class."""
+    def __call__(self, step: int, positions: range | None = None) -> tuple[Rows, Rows]:
+        """The rows and labels of a step, grouped by class: all m, or those at some positions."""
+        positions = range(self.m) if positions is None else positions
+        first = positions.start // self.per_class  # classes before it need not be dealt
+        dealt = slice(first, -(-positions.stop // self.per_class))
         classes, times = self.deck.deal(step)
-        chosen = [self.images(c, int(n)) for c, n in zip(classes, times, strict=True)]
-        place = np.concatenate(chosen)
+        chosen = [self.images(c, int(n)) for c, n in zip(classes[dealt], times[dealt], strict=True)]
+        place = np.concatenate(chosen)[positions.start - first * self.per_class :][: len(positions)]
         return self.rows[place], self.labels[place]
+
+    def all_labels(self, step: int) -> Rows:
+        """The m labels of a step, without its rows."""
+        return np.repeat(self.names[self.deck.deal(step)[0]], self.per_class)
 
     def images(self, c: int, n: int) -> Rows:
         """The M images of class c the n-th time it is dealt. A class with fewer images repeats all of
@@ -80,20 +87,28 @@ def put(images: Iterable[Image.Image], out: Pixels) -> None:
         out[i] = np.asarray(image)
 
 
-class ImageBatches(Dataset[tuple[Tensor, Tensor]], ABC):
-    """Batches by number: at most `most` images, n x size x size x 3 uint8, and a number for each."""
+class ImageBatches(ABC):
+    """Batches by number: images, n x size x size x 3 uint8, and a number for each.
+
+    A batch is made in parts of any length, by one process or by several.
+    """
 
     spec: Input
-    most: int
+    most: int  # images in the largest batch
 
     @abstractmethod
-    def into(self, out: Pixels, n: int) -> Tensor:
-        """Write the images of batch n; return a number for each, such as its label."""
+    def count(self, n: int) -> int:
+        """The number of images in batch n."""
+
+    @abstractmethod
+    def into(self, out: Pixels, n: int, part: range) -> Tensor:
+        """Write the images at these positions of batch n; return a number for each, such as its
+        label."""
 
     def __getitem__(self, n: int) -> tuple[Tensor, Tensor]:
-        images = np.empty((self.most, self.spec.size, self.spec.size, 3), dtype=np.uint8)
-        numbers = self.into(images, n)
-        return torch.from_numpy(images[: len(numbers)]), numbers
+        images = np.empty((self.count(n), self.spec.size, self.spec.size, 3), dtype=np.uint8)
+        numbers = self.into(images, n, range(len(images)))
+        return torch.from_numpy(images), numbers
 
 
 class TrainBatches(ImageBatches):
@@ -103,19 +118,23 @@ class TrainBatches(ImageBatches):
         self, index: Index, batches: Batches, spec: Input, rank: int = 0, size: int = 1
     ) -> None:
         self.reader, self.batches, self.spec = ImageReader(index), batches, spec
-        self.rank, self.size = rank, size
-        self.most = len(own_share(batches.m, rank, size))
+        self.own = own_share(batches.m, rank, size)
+        self.most = len(self.own)
 
-    def into(self, out: Pixels, step: int) -> Tensor:
-        rows, labels = self.batches(step)
-        own = own_share(len(rows), self.rank, self.size)
-        numbers = uniforms(len(rows) * NUMBERS, mix(self.batches.seed, AUGMENT, step))
+    def count(self, step: int) -> int:
+        return self.most
+
+    def into(self, out: Pixels, step: int, part: range) -> Tensor:
+        positions = self.own[part.start : part.stop]
+        rows, labels = self.batches(step, positions)
+        key, first = mix(self.batches.seed, AUGMENT, step), positions.start * NUMBERS
+        numbers = uniforms(len(rows) * NUMBERS, key, first)
         images = (
             self.image(row, iter(numbers[i * NUMBERS : (i + 1) * NUMBERS]))
-            for i, row in zip(own, rows[own].tolist(), strict=True)
+            for i, row in enumerate(rows.tolist())
         )
         put(images, out)
-        return torch.from_numpy(labels[own])
+        return torch.from_numpy(labels)
 
     def image(self, row: int, numbers: Iterator[float]) -> Image.Image:
         data = self.reader.read(row)
@@ -143,11 +162,15 @@ class EvalBatches(ImageBatches):
     def __len__(self) -> int:
         return math.ceil(len(self.rows) / self.most)
 
-    def into(self, out: Pixels, n: int) -> Tensor:
-        part = slice(n * self.most, (n + 1) * self.most)
-        rows = self.rows[part]
+    def count(self, n: int) -> int:
+        return len(self.rows[n * self.most :][: self.most])
+
+    def into(self, out: Pixels, n: int, part: range) -> Tensor:
+        rows, labels = (
+            x[n * self.most :][part.start : part.stop] for x in (self.rows, self.labels)
+        )
         put((self.image(row) for row in rows.tolist()), out)
-        return torch.from_numpy(self.labels[part])
+        return torch.from_numpy(labels)
 
     def image(self, row: int) -> Image.Image:
         data = self.reader.read(row)

@@ -33,18 +33,19 @@ def mix(*words: int) -> int:
     return state
 
 
-def hashes(size: int, key: int) -> NDArray[np.uint64]:
-    """`size` 64-bit hashes of a key: the splitmix64 sequence with that seed."""
+def hashes(size: int, key: int, first: int = 0) -> NDArray[np.uint64]:
+    """`size` 64-bit hashes of a key, from number `first` on: the splitmix64 sequence of that seed."""
     with np.errstate(over="ignore"):
-        x = np.arange(size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+        x = np.arange(first, first + size, dtype=np.uint64)
+        x = x * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return x ^ (x >> np.uint64(31))
 
 
-def uniforms(size: int, key: int) -> list[float]:
-    """`size` numbers in [0, 1), a function of the key alone."""
-    numbers: list[float] = ((hashes(size, key) >> np.uint64(11)) * 2.0**-53).tolist()
+def uniforms(size: int, key: int, first: int = 0) -> list[float]:
+    """`size` numbers in [0, 1) of a key's sequence, from number `first` on."""
+    numbers: list[float] = ((hashes(size, key, first) >> np.uint64(11)) * 2.0**-53).tolist()
     return numbers
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from shards.photo import Box, open_photo
 
@@ -25,14 +26,26 @@ class Input:
     top: float = 1.0  # the value of white: 1.0, or 255.0 for networks that were trained on bytes
 
 
-def normalise(images: Tensor, spec: Input) -> Tensor:
-    """Turn uint8 RGB images, N x size x size x 3, into what the network expects, N x 3 x size x size,
-    on the images' device."""
-    x = images.permute(0, 3, 1, 2).float() * (spec.top / 255)
-    if spec.channels == "bgr":
-        x = x.flip(1)
-    mean, std = (x.new_tensor(v).view(3, 1, 1) for v in (spec.mean, spec.std))
-    return (x - mean) / std
+class Normalise(nn.Module):
+    """Turns uint8 RGB images, N x size x size x 3, into what the network expects, N x 3 x size x size
+    in float32, with the channels last in memory."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, spec: Input) -> None:
+        super().__init__()
+        self.spec = spec
+        # Buffers move to the GPU with the model, once; a run's weights do not include them.
+        for name in ("mean", "std"):
+            value = torch.tensor(getattr(spec, name)).view(3, 1, 1)
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = images.permute(0, 3, 1, 2).float() * (self.spec.top / 255)
+        if self.spec.channels == "bgr":
+            x = x.flip(1)
+        return (x - self.mean.float()) / self.std.float()
 
 
 # The recipe of the paper's authors: a crop of 16% to 100% of the area.

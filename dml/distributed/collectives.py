@@ -38,14 +38,15 @@ class Wire:
         if self.size == 1:
             return [x[None] for x in tensors]
         mine = torch.cat([x.flatten().view(torch.uint8) for x in tensors])
-        everyone = mine.new_empty(self.size, len(mine))
-        dist.all_gather(list(everyone.unbind(0)), mine)
+        everyone = mine.new_empty(self.size * len(mine))
+        dist.all_gather_into_tensor(everyone, mine)
         self.collectives += 1
         self.bytes_sent += (self.size - 1) * len(mine)
         sizes = [x.numel() * x.element_size() for x in tensors]
+        parts = torch.split(everyone.view(self.size, -1), sizes, dim=1)
         return [
             part.contiguous().view(x.dtype).view(self.size, *x.shape)
-            for part, x in zip(torch.split(everyone, sizes, dim=1), tensors, strict=True)
+            for part, x in zip(parts, tensors, strict=True)
         ]
 
     def everyone(self, mine: str | None) -> list[str | None]:

@@ -46,7 +46,7 @@ def read_weights(accelerator: Accelerator, model: nn.Module) -> Named:
         return dict(bare(accelerator, model).state_dict())
     from deepspeed.runtime.zero import GatheredParameters
 
-    weights: Named = dict(bare(accelerator, model).named_buffers())
+    weights: Named = saved_buffers(bare(accelerator, model))
     for name, p in bare(accelerator, model).named_parameters():
         with GatheredParameters([p]):  # one by one: the whole model may not fit
             if accelerator.is_main_process:
@@ -115,7 +115,9 @@ def write_slots(
     for p in held_parameters(accelerator, model, optimizer):
         remembered[p] = {slot: torch.zeros_like(p) for slot in names}
         if not isinstance(inner, SGD):
-            remembered[p]["step"] = torch.tensor(float(step))
+            # a fused optimizer counts on the device
+            device = p.device if inner.defaults["fused"] else None
+            remembered[p]["step"] = torch.tensor(float(step), device=device)
     if stage in (1, 2):
         link(optimizer)
     for name, p in bare(accelerator, model).named_parameters():
@@ -166,6 +168,12 @@ def link(optimizer: Any) -> None:
 def zero(optimizer: Any) -> Any:
     """DeepSpeed's optimizer, which stands between accelerate's and torch's."""
     return optimizer.optimizer
+
+
+def saved_buffers(module: nn.Module) -> Named:
+    """The buffers that a state_dict has, which is not all of them."""
+    parameters = dict(module.named_parameters())
+    return {name: x for name, x in module.state_dict().items() if name not in parameters}
 
 
 def shape_of(p: Any) -> torch.Size:

@@ -10,6 +10,14 @@ together, in one of two ways:
     if team.meet(save=due):          ... and the next meeting raises it on all of them, or raises
         save()                       Interrupted on all of them, or agrees to save
 
+A meeting may begin while a step is computed and end before the next one, so that nobody waits for it:
+
+    meeting = team.begin_meeting(save=due)
+    ...
+    if meeting.end():
+        save()
+
+Processes meet on the CPU (gloo), whatever the device: a GPU is not asked, and does not wait.
 Any other exception ends its process at once, and the launcher ends the others.
 """
 
@@ -26,6 +34,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from tqdm import tqdm
 
+from dml.distributed.processes import control_group, refuse_shared_gpus
 from dml.distributed.signals import Interrupt, Interrupted
 from dml.errors import MISTAKES, NotFiniteError
 from shards.item import ShardError
@@ -48,6 +57,9 @@ class Team:
         self.first: bool = accelerator.is_main_process
         self.device: torch.device = accelerator.device
         self.problem: Exception | None = None
+        self.group = control_group() if self.size > 1 else None
+        if self.device.type == "cuda" and self.size > 1:
+            refuse_shared_gpus(self.group)
 
     def say(self, text: str) -> None:
         """Print a line, on the first process only, above any progress bar."""
@@ -97,17 +109,35 @@ class Team:
 
     def meet(self, save: bool = False) -> bool:
         """Between two batches: fail together, leave together, or agree whether to save."""
+        return self.begin_meeting(save).end()
+
+    def begin_meeting(self, save: bool = False) -> Meeting:
+        """Tell the others what this process wants, and do not wait for their answers."""
         wishes = {FAIL: self.problem, LEAVE: self.interrupt.received, SAVE: save, CONTINUE: True}
-        wish = max(each for each, wanted in wishes.items() if wanted)
-        if self.size > 1:
-            largest = torch.tensor(wish, device=self.device)
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
-            wish = int(largest)
+        return Meeting(self, max(each for each, wanted in wishes.items() if wanted))
+
+
+class Meeting:
+    """A meeting that has begun. What was noted since then waits for the next one."""
+
+    def __init__(self, team: Team, wish: int) -> None:
+        self.team, self.largest = team, torch.tensor(wish)
+        self.sent: dist.Work | None = None
+        if team.size > 1:
+            self.sent = dist.all_reduce(
+                self.largest, dist.ReduceOp.MAX, group=team.group, async_op=True
+            )
+
+    def end(self) -> bool:
+        """Fail together, leave together, or agree whether to save: the same on every process."""
+        if self.sent is not None:
+            self.sent.wait()
+        wish, team = int(self.largest), self.team
         if wish == FAIL:
-            with self.together():
+            with team.together():
                 pass
         if wish == LEAVE:
             raise Interrupted(
-                f"stopped by {self.interrupt.received or 'a signal to another process'}"
+                f"stopped by {team.interrupt.received or 'a signal to another process'}"
             )
         return wish == SAVE

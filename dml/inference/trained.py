@@ -125,8 +125,12 @@ class NamedBatches(ImageBatches):
     def __len__(self) -> int:
         return math.ceil(len(self.names) / self.most)
 
-    def into(self, out: Pixels, n: int) -> Tensor:
-        names = self.names[n * self.most : (n + 1) * self.most]
+    def count(self, n: int) -> int:
+        return len(self.names[n * self.most : (n + 1) * self.most])
+
+    def into(self, out: Pixels, n: int, part: range) -> Tensor:
+        first = n * self.most
+        names = self.names[first + part.start : first + part.stop]
         images = [image_or_reason(self.source, name, self.spec) for name in names]
         black = Image.new("RGB", (self.spec.size, self.spec.size))
         readable = [not isinstance(image, str) for image in images]

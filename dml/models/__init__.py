@@ -4,13 +4,13 @@
 
 The weights depend only on the config and the seed, so they are the same in every process.
 
-- `backbone` (Backbone, initialise): what every backbone has in common
+- `backbone` (Backbone, BlockNetwork, initialise): what every backbone has in common
 - `bn_inception` (bn_inception): the paper's network
 - `resnet50` (resnet50, resnet50_v1): ResNet-50, as torchvision has it and as first published
 - `keras_resnet50`: a program that converts the weights of Keras
 - `efficientnet_lite` (efficientnet_lite0): EfficientNet-Lite0
 - `convnet` (convnet): a small network for studies on a CPU
-- `timm_backbone` (timm_backbone): any network of timm
+- `timm_backbone` (timm_backbone, checkpoint_timm): any network of timm
 - `embedder` (Embedder): backbone, head and normalisation as one module
 - `weights` (load_weights, packaged): weights from files
 """
@@ -25,13 +25,13 @@ import torch
 from dml import config
 from dml.data.preprocessing import Input
 from dml.errors import ModelError
-from dml.models.backbone import Backbone
+from dml.models.backbone import Backbone, BlockNetwork
 from dml.models.bn_inception import bn_inception
 from dml.models.convnet import convnet
 from dml.models.efficientnet_lite import efficientnet_lite0
 from dml.models.embedder import Embedder
 from dml.models.resnet50 import resnet50, resnet50_v1
-from dml.models.timm_backbone import timm_backbone
+from dml.models.timm_backbone import checkpoint_timm, timm_backbone
 from dml.models.weights import load_weights, packaged
 
 __all__ = ["BACKBONES", "Embedder", "ModelError", "make_model"]
@@ -53,6 +53,10 @@ def make_model(model: config.Model, data: config.Data, seed: int) -> Embedder:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         backbone = timm_backbone(timm_name, pretrained) if timm_name else BACKBONES[kind]()
+        if isinstance(backbone.module, BlockNetwork):
+            backbone.module.checkpointing = model.checkpointing
+        elif model.checkpointing:
+            checkpoint_timm(backbone.module, timm_name)
         spec = crop(backbone.spec, data)
         embedder = Embedder(
             backbone.module, backbone.features, model.embedding_size, spec, model.batchnorm

@@ -1,8 +1,10 @@
 """What every backbone has in common."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dml.data.preprocessing import Input
 
@@ -19,6 +21,19 @@ class Backbone:
     spec: Input
     classifier: tuple[str, ...] = ()  # prefixes of the published classifier's keys
     published: str = "a file"  # the published weights
+
+
+class BlockNetwork(nn.Module):
+    """A network of blocks. checkpointing: keep only the inputs of blocks for the backward pass, and
+    compute what is inside again there."""
+
+    checkpointing = False
+
+    def block(self, forward: Callable[..., Tensor], *inputs: object) -> Tensor:
+        if not self.checkpointing:
+            return forward(*inputs)
+        output: Tensor = checkpoint(forward, *inputs, use_reentrant=False)
+        return output
 
 
 def initialise(network: nn.Module) -> None:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_max_pool2d, avg_pool2d, max_pool2d, relu
+from torch.nn.functional import avg_pool2d, max_pool2d, relu
 
 from dml.data.preprocessing import Input
-from dml.models.backbone import Backbone, initialise
+from dml.models.backbone import Backbone, BlockNetwork, initialise
 
 SPEC = Input(mean=(104.0, 117.0, 128.0), std=(1.0, 1.0, 1.0), channels="bgr", top=255.0)
 FEATURES = 1024
@@ -48,7 +48,7 @@ def halved(x: Tensor) -> Tensor:
     return max_pool2d(x, 3, stride=2, ceil_mode=True)
 
 
-class BNInception(nn.Module):
+class BNInception(BlockNetwork):
     def __init__(self) -> None:
         super().__init__()
         self.add("conv1_7x7_s2", 3, 64, kernel=7, stride=2)
@@ -98,8 +98,8 @@ class BNInception(nn.Module):
         x = halved(self.conv(x, "conv1_7x7_s2"))
         x = halved(self.conv(x, "conv2_3x3_reduce", "conv2_3x3"))
         for block in BLOCKS:
-            x = self.inception(x, block)
-        return adaptive_max_pool2d(x, 1).flatten(1)
+            x = self.block(self.inception, x, block)
+        return x.amax((2, 3))
 
 
 def bn_inception() -> Backbone:

@@ -5,13 +5,14 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from dml.data.preprocessing import Input
-from dml.models.backbone import Backbone, initialise
+from dml.models.backbone import Backbone, BlockNetwork, initialise
 
 SPEC = Input(size=32, resize=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 WIDTHS = (32, 64, 128, 256)
+LAYERS = 4  # of a stage; the last one has no pooling
 
 
-class ConvNet(nn.Module):
+class ConvNet(BlockNetwork):
     """Four stages of 3x3 convolution, GroupNorm and ReLU, with max pooling between them and global max
     pooling at the end.
 
@@ -31,9 +32,15 @@ class ConvNet(nn.Module):
         self.stages = nn.Sequential(*stages)
         initialise(self)
 
+    def stage(self, x: Tensor, first: int) -> Tensor:
+        for i in range(first, min(first + LAYERS, len(self.stages))):
+            x = self.stages[i](x)
+        return x
+
     def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.stages(x)
-        return features.amax((2, 3))
+        for first in range(0, len(self.stages), LAYERS):
+            x = self.block(self.stage, x, first)
+        return x.amax((2, 3))
 
 
 def convnet() -> Backbone:

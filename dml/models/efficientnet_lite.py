@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, pad, relu6
 
 from dml.data.preprocessing import Input
-from dml.models.backbone import Backbone, initialise
+from dml.models.backbone import Backbone, BlockNetwork, initialise
 
 SPEC = Input(mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
 FEATURES = 1280
@@ -74,7 +74,7 @@ class Block(nn.Module):
         return x + y if self.shortcut else y
 
 
-class EfficientNetLite0(nn.Module):
+class EfficientNetLite0(BlockNetwork):
     def __init__(self) -> None:
         super().__init__()
         self._conv_stem = conv(3, 32, 3, 2)
@@ -91,7 +91,9 @@ class EfficientNetLite0(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = relu6(self._bn0(self._conv_stem(x)), inplace=True)
-        x = relu6(self._bn1(self._conv_head(self._blocks(x))), inplace=True)
+        for block in self._blocks:
+            x = self.block(block, x)
+        x = relu6(self._bn1(self._conv_head(x)), inplace=True)
         return adaptive_avg_pool2d(x, 1).flatten(1)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dml.data.preprocessing import Input, normalise
+from dml.data.preprocessing import Input, Normalise
 from dml.distributed.precision import at_least_float32
 
 
@@ -31,7 +31,8 @@ class Embedder(nn.Module):
         super().__init__()
         if batchnorm == "synced":
             backbone = nn.SyncBatchNorm.convert_sync_batchnorm(backbone)  # type: ignore[no-untyped-call]
-        self.backbone, self.spec, self.batchnorm = backbone, spec, batchnorm
+        self.spec, self.batchnorm = spec, batchnorm
+        self.normalise, self.backbone = Normalise(spec), backbone
         self.head = nn.Linear(features, embedding_size)
         # as in the code of the paper's authors
         nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
@@ -39,7 +40,7 @@ class Embedder(nn.Module):
         self.train()
 
     def forward(self, images: Tensor) -> Tensor:
-        x = normalise(images, self.spec).to(self.head.weight.dtype)
+        x = self.normalise(images).to(self.head.weight.dtype)
         # in float32 even under autocast: a bf16 vector does not have unit length
         return normalize(at_least_float32(self.head(self.backbone(x))))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, max_pool2d, relu
 
 from dml.data.preprocessing import Input
-from dml.models.backbone import Backbone, initialise
+from dml.models.backbone import Backbone, BlockNetwork, initialise
 
 FEATURES = 2048
 BLOCKS = (3, 4, 6, 3)
@@ -47,7 +47,7 @@ def layer(channels: int, width: int, blocks: int, stride: int, v1: bool) -> nn.S
     return nn.Sequential(Bottleneck(channels, width, stride, v1), *rest)
 
 
-class ResNet50(nn.Module):
+class ResNet50(BlockNetwork):
     def __init__(self, v1: bool = False) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
@@ -60,7 +60,9 @@ class ResNet50(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = max_pool2d(relu(self.bn1(self.conv1(x)), inplace=True), 3, stride=2, padding=1)
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            for bottleneck in stage:
+                x = self.block(bottleneck, x)
         return adaptive_avg_pool2d(x, 1).flatten(1)
 
 

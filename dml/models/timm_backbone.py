@@ -1,10 +1,23 @@
 """Any network of timm by name."""
 
+from typing import Any
+
 import torch
 
 from dml.data.preprocessing import Input
 from dml.errors import ModelError
 from dml.models.backbone import Backbone
+
+
+def checkpoint_timm(module: Any, name: str) -> None:
+    """Let a network of timm compute activations again in the backward pass."""
+    try:
+        module.set_grad_checkpointing(True)
+    except (AttributeError, AssertionError) as error:  # timm asserts where it has no such thing
+        raise ModelError(
+            f"model.checkpointing = true: timm:{name} has no checkpointing of its own; set "
+            "model.checkpointing=false"
+        ) from error
 
 
 def timm_backbone(name: str, pretrained: bool) -> Backbone:
