@@ -165,6 +165,7 @@ class Run:
                 labels,
                 micro,
                 self.clock,
+                all_labels=prepared.all_labels,
                 meanwhile=meanwhile,
             )
             progress.count(done.loss, self.clock.total())

@@ -39,7 +39,7 @@ class Wire:
             return [x[None] for x in tensors]
         mine = torch.cat([x.flatten().view(torch.uint8) for x in tensors])
         everyone = mine.new_empty(self.size * len(mine))
-        dist.all_gather_into_tensor(everyone, mine)
+        dist.all_gather_single(everyone, mine)  # all_gather_into_tensor, until torch 2.12
         self.collectives += 1
         self.bytes_sent += (self.size - 1) * len(mine)
         sizes = [x.numel() * x.element_size() for x in tensors]

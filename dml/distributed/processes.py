@@ -137,8 +137,8 @@ def set_numerics(engine: Engine) -> None:
     two starts of a run may differ.
     """
     backends: Any = torch.backends
-    for backend in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
-        backend.fp32_precision = "tf32" if engine.tf32 else "ieee"
+    # By these names, which torch.compile reads: setting the newer `fp32_precision` would make it fail.
+    backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = engine.tf32
     backends.cudnn.benchmark = not engine.deterministic
     torch.use_deterministic_algorithms(engine.deterministic)
     deterministic: Any = torch.utils.deterministic
