@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from dml.data import loader as loading
 from dml.data.batches import Batches, EvalBatches, TrainBatches, held_out, own_share
 from dml.data.deck import mix, uniforms
 from dml.data.loader import loader
@@ -75,6 +77,78 @@ def test_loader_workers_change_nothing(index, workers):
     ):
         assert torch.equal(a, b)
         assert torch.equal(y, z)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_several_workers_share_a_batch_and_change_nothing(index, workers, monkeypatch):
+    """40 images per batch in six parts."""
+    monkeypatch.setattr(loading, "PART", 7)
+    expected = local_batches(index, 0, 4)
+    found = local_batches(index, 0, 4, workers=workers)
+    assert [len(y) for _, y in found] == [40] * 4
+    for (a, y), (b, z) in zip(expected, found, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(y, z)
+
+
+def made_in_parts(index, step, lengths, rank=0, size=1):
+    own = TrainBatches(index, batches(index), SMALL, rank, size)
+    ends = np.cumsum([0, *lengths]).tolist()
+    images = np.empty((own.count(step), 16, 16, 3), np.uint8)
+    labels = [own.into(images[a:b], step, range(a, b)) for a, b in pairwise(ends)]
+    return images, torch.cat(labels)
+
+
+def test_any_part_of_a_batch_can_be_made_alone(index):
+    """Parts end inside a class, at its end, or hold several; also of the second of two processes."""
+    for rank, size, lengths in [(0, 1, [1, 4, 3, 12, 20]), (1, 2, [2, 3, 15])]:
+        ((images, labels),) = local_batches(index, 3, 4, rank, size)
+        found = made_in_parts(index, 3, lengths, rank, size)
+        assert (found[0] == images.numpy()).all()
+        assert torch.equal(found[1], labels)
+
+
+def test_all_labels_are_known_without_the_rows(index):
+    for step in range(10):
+        assert (batches(index).all_labels(step) == batches(index)(step)[1]).all()
+
+
+class Blank(loading.ImageBatches):
+    """Batches of black images."""
+
+    def __init__(self, most, side):
+        self.most, self.spec = most, Input(size=side, resize=side)
+
+    def count(self, n):
+        return self.most
+
+    def into(self, out, n, part):
+        return torch.arange(part.start, part.stop)
+
+
+@pytest.mark.parametrize(
+    ("images", "side", "workers", "prefetch", "parts", "size", "ahead"),
+    [
+        (40, 32, 8, 2, 1, 40, 2),  # a small batch is one part: every worker has two of them
+        (1000, 32, 8, 2, 16, 64, 4),  # two batches are 32 parts: four for each of the workers
+        (8192, 224, 8, 2, 128, 64, 6),  # 512 MiB have room for six
+        (100, 2000, 8, 2, 100, 1, 5),  # an image of 12 MB is a part
+        (100, 10_000, 8, 2, 100, 1, 1),
+    ],
+)
+def test_shared_memory_does_not_grow_with_the_batch(
+    images, side, workers, prefetch, parts, size, ahead, monkeypatch
+):
+    monkeypatch.setattr(torch.Tensor, "share_memory_", lambda self: self)  # not even allocated
+    blank = Blank(images, side)
+    cut = loading.parts_of(blank, 0)
+    assert (len(cut), loading.part_size(blank)) == (parts, size)
+    assert [i for part in cut for i in part] == list(range(images))
+    slots = loading.Slots(blank, range(3), workers, prefetch)
+    assert slots.ahead == ahead
+    one_each = workers * size * 3 * side**2
+    assert slots.memory.nbytes <= max(loading.SHARED_MEMORY, one_each) + size * 3 * side**2
 
 
 def test_spawned_workers_change_nothing(index):

@@ -15,8 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dml.config import Data, Engine, Model, Optim
 from dml.data.copies import DeviceCopies
+from dml.distributed import processes
 from dml.distributed.precision import full_precision
-from dml.distributed.processes import set_numerics
+from dml.distributed.processes import own_gpu, set_numerics
+from dml.errors import LaunchError
 from dml.models import BACKBONES, make_model
 from dml.optim import make_optimizer
 from dml.run_folder.clock import Clock
@@ -155,6 +157,65 @@ def test_copies_on_a_cpu_are_the_tensors_themselves():
     (y,) = copies.begin([x])
     copies.end([y])
     assert y is x
+
+
+# ---- which GPU a process has -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "local", "own"),
+    [
+        (8, "3", "8", 3),
+        (8, "3", None, 3),  # a launcher that does not say how many there are
+        (1, "3", "8", 0),  # bound by the site: this process sees its own GPU only
+        (1, "0", "1", 0),
+        (4, "1", "2", 1),
+    ],
+)
+def test_a_process_takes_its_own_gpu(visible, local_rank, local, own, monkeypatch):
+    launched_as(monkeypatch, local_rank, local)
+    assert own_gpu(visible) == own
+
+
+def launched_as(monkeypatch, local_rank, local):
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    if local is None:
+        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    else:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+
+
+@pytest.mark.parametrize("local_rank", ["0", "7"])
+def test_too_few_gpus_are_refused(local_rank, monkeypatch):
+    launched_as(monkeypatch, local_rank, "8")
+    with pytest.raises(
+        LaunchError, match=r"8 processes .* need 8 GPUs, but 4 are visible; start 4 "
+    ):
+        own_gpu(4)
+
+
+def test_accelerate_is_told_the_gpu(monkeypatch):
+    """Its device, DDP's and DeepSpeed's follow LOCAL_RANK."""
+    launched_as(monkeypatch, "3", "8")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(processes, "Accelerator", lambda **_: told.append(os.environ["LOCAL_RANK"]))
+    told = []
+    with pytest.raises(AttributeError):  # this is no Accelerator
+        processes.make_accelerator()
+    assert told == ["0"]
+
+
+def test_processes_that_cannot_reach_each_other_are_told_what_to_set(monkeypatch):
+    def refused(**_):
+        raise RuntimeError("Gloo connectFullMesh failed\nat some line")
+
+    monkeypatch.setattr(torch.distributed, "new_group", refused)
+    with pytest.raises(
+        LaunchError, match=r"\(Gloo connectFullMesh failed\); set GLOO_SOCKET_IFNAME"
+    ):
+        processes.control_group()
 
 
 # ---- settings ---------------------------------------------------------------------------------------

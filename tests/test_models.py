@@ -19,6 +19,7 @@ from dml.config import Data, Model
 from dml.data.preprocessing import Input
 from dml.errors import ModelError
 from dml.models import BACKBONES, Embedder, make_model
+from dml.models.timm_backbone import checkpoint_timm
 
 SIZE = {
     "bn_inception": 64,
@@ -272,6 +273,68 @@ def test_frozen_statistics_stay_while_scale_and_shift_learn(name):
     assert moved == {k for k, _ in model.named_parameters()}
     trained = model(images)
     assert torch.equal(model.eval()(images), trained)
+
+
+def embedded(model, images):
+    """Embeddings, the gradient of every parameter, and how many numbers were kept for it."""
+    kept = []
+
+    def pack(x):
+        kept.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        X = model(images)
+    X.square().mul(torch.arange(X.numel()).view_as(X)).sum().backward()
+    return X.detach(), [p.grad for p in model.parameters()], sum(kept)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpointing_keeps_less_and_gives_the_same_bits(name):
+    images = pictures(3, SIZE[name])
+    X, gradients, kept = embedded(small(name), images)
+    again, same, less = embedded(small(name, checkpointing=True), images)
+    assert torch.equal(again, X)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, same, strict=True))
+    assert less < kept / 3
+
+
+def test_checkpointing_of_timm():
+    asked = []
+    checkpoint_timm(types.SimpleNamespace(set_grad_checkpointing=asked.append), "some_net")
+    assert asked == [True]
+    with pytest.raises(ModelError, match=r"timm:some_net has no checkpointing of its own; set "):
+        checkpoint_timm(nn.Linear(1, 1), "some_net")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_channels_come_last_in_memory(name):
+    """The layout in which convolutions are fastest, on CPUs and GPUs."""
+    model, seen = small(name), []
+    model.backbone.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    model(pictures(2, SIZE[name]))
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_mean_and_deviation_move_with_the_model_and_are_no_weights():
+    model = small("convnet")
+    assert {name for name, _ in model.named_buffers()} == {"normalise.mean", "normalise.std"}
+    assert not any("normalise" in name for name in model.state_dict())
+    images = pictures(2, SIZE["convnet"])
+    double = model.normalise(images).double()
+    assert torch.equal(model.double().normalise(images).double(), double)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_the_same_weights_and_embeddings():
+    images = pictures(4, SIZE["convnet"])
+    plain, compiled = small("convnet"), small("convnet")
+    compiled.compile()
+    X, gradients, _ = embedded(plain, images)
+    Y, same, _ = embedded(compiled, images)
+    assert compiled.state_dict().keys() == plain.state_dict().keys()
+    assert torch.allclose(X, Y, atol=1e-5)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(gradients, same, strict=True))
 
 
 def test_local_statistics_move():

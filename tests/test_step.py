@@ -6,6 +6,7 @@ from accelerate import Accelerator
 from batches import batch
 from fleet import WORKERS, launch, run
 
+from dml.errors import NotFiniteError
 from dml.gpw import GlobalPairLoss, make_loss
 from dml.step import backward, update
 
@@ -101,6 +102,34 @@ def test_cached_step_returns_the_loss_and_leaves_no_gradient(accelerator):
     assert done.loss == pytest.approx(expected.item(), rel=1e-12)
     assert model.weight.grad is None
     assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("in_gradient", [True, False])
+def test_a_step_that_is_not_finite_is_never_applied(accelerator, bad, in_gradient):
+    """Neither if the loss is not finite, nor if only its gradient is not."""
+
+    def loss_fn(X, labels):
+        value = GlobalPairLoss(MS)(X, labels)
+        X.register_hook(lambda g: g * (bad if in_gradient else 1))
+        return value + (0 if in_gradient else bad)
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8).double()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    before = model.weight.detach().clone()
+    prepared = []
+    with pytest.raises(NotFiniteError, match=r"the loss is \S+ and its gradient's norm \S+"):
+        update(
+            accelerator,
+            model,
+            loss_fn,
+            optimizer,
+            *batch(m=30),
+            meanwhile=lambda: prepared.append(1),
+        )
+    assert torch.equal(model.weight, before)
+    assert prepared == [1]  # the next batch was prepared while the GPU worked
 
 
 def test_the_graph_of_one_micro_batch_is_alive_at_a_time(accelerator):

@@ -35,11 +35,26 @@ def met(tmp_path_factory):
         ("first_batch", 1),
         ("second_batch", "ShardError: image 7 is damaged"),
         ("noted", "RunError: the disk is full"),
+        ("begun", [True, "RunError: noted too late"]),
+        ("own_gpus", None),
+        (
+            "shared_gpu",
+            (
+                "LaunchError: the processes 0, 2 would share one GPU (GPU-a); start one process per GPU, or "
+                "see to CUDA_VISIBLE_DEVICES and the job's GPUs"
+            ),
+        ),
     ],
 )
 def test_all_processes_see_the_same(met, what, expected):
     found, _ = met
     assert [each[what] for each in found] == [expected] * PROCESSES
+
+
+@pytest.mark.processes
+def test_a_meeting_begins_without_those_who_are_late(met):
+    found, _ = met
+    assert [each["answers_later"] for each in found] == [[True, True], [True, True], True]
 
 
 @pytest.mark.processes

@@ -7,13 +7,17 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
+from dml.distributed import processes
 from dml.distributed.processes import leave_group, make_accelerator
 from dml.distributed.signals import Interrupt, Interrupted
 from dml.distributed.team import Team
-from dml.errors import RunError
+from dml.errors import LaunchError, RunError
 from shards.item import ShardError
+
+LATE = 2.0  # seconds
 
 
 def batches(team):
@@ -27,7 +31,7 @@ def batches(team):
 def outcome(action):
     try:
         return action()
-    except (RunError, ShardError, Interrupted) as error:
+    except (RunError, LaunchError, ShardError, Interrupted) as error:
         return f"{type(error).__name__}: {error}"
 
 
@@ -56,6 +60,31 @@ def signalled(team):
     return team.meet(save=True)
 
 
+def begun(team):
+    """What is noted after a meeting has begun is raised by the next one."""
+    meeting = team.begin_meeting(save=team.rank == 2)
+    if team.rank == 1:
+        team.note(RunError("noted too late"))
+    return [meeting.end(), outcome(team.meet)]
+
+
+def answers_later(team):
+    """The last process is late: the others begin the meeting without it, and end it with it."""
+    waited = time.monotonic()
+    if team.rank == team.size - 1:
+        time.sleep(LATE)
+    meeting = team.begin_meeting()
+    begun_after = time.monotonic() - waited
+    meeting.end()
+    ended_after = time.monotonic() - waited
+    return team.rank == team.size - 1 or (begun_after < LATE / 2, ended_after > LATE / 2)
+
+
+def shared_gpu(team, gpus):
+    processes.gpu_id = lambda: gpus[team.rank]
+    processes.refuse_shared_gpus(team.group)
+
+
 def main(out):
     interrupt = Interrupt()
     with interrupt:
@@ -70,6 +99,11 @@ def main(out):
             "second_batch": outcome(lambda: fetch(team, coming)),
         }
         team.problem = None
+        found["begun"] = begun(team)
+        team.problem = None
+        found["answers_later"] = answers_later(team)
+        found["own_gpus"] = outcome(lambda: shared_gpu(team, ["GPU-a", "GPU-b", "GPU-c"]))
+        found["shared_gpu"] = outcome(lambda: shared_gpu(team, ["GPU-a", "GPU-b", "GPU-a"]))
         found["noted"] = outcome(lambda: noted(team))
         team.problem = None
         found["signalled"] = outcome(lambda: signalled(team))
