@@ -35,6 +35,7 @@ PARTS = {
     "recall": ["--repeats", "2"],  # minutes per repetition
     "loader": [str(ROOT / "shards" / "bundled" / "icons-mini"), "--size", "32"],
     "training_step": [],
+    "whole_step": [],
     "startup": [],
 }
 CANNOT = 2  # exit code of a benchmark that needs something that this machine does not have

@@ -31,6 +31,7 @@ SMALL = {
     "scale": "--m 1024 --d 16 --repeats 1",
     "startup": "--repeats 1",
     "training_step": "--classes 4 --steps 30",
+    "whole_step": "--batch 8 --size 32 --repeats 1",
     "two_hosts": "--m 40 --d 8 --repeats 1",
 }
 # What each of them must report: patterns of what, value and against, and the goal.
@@ -104,6 +105,10 @@ ROWS = {
         ("model, 20 icons per step", TIME, "the whole step", ">= 0.9"),
         ("data", TIME, "the whole step", ""),
         ("loss", TIME, "the whole step", ""),
+    ],
+    "whole_step": [
+        (f"{name}, 8 images at 32 px", TIME, r"the bare model \(N\S+, \S+ weights\)", ">= 0.95")
+        for name in ("efficientnet_lite0", "resnet50")
     ],
     "two_hosts": [
         row
