@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from torch.nn.functional import conv2d, max_pool2d, pad, relu
 
 from dml.config import Data, Model
-from dml.data.preprocessing import normalise
 from dml.models import make_model
 from dml.models.keras_resnet50 import FOLDER, main
 from dml.models.resnet50 import resnet50_v1
@@ -116,7 +115,7 @@ def test_features_equal_those_of_keras(tmp_path, capsys):
     images = images.to(torch.uint8)
     with torch.no_grad():
         model.eval()
-        ours = model.backbone(normalise(images, model.spec))
+        ours = model.backbone(model.normalise(images))
     expected = keras_features(arrays, images)
     torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=1e-4 * expected.abs().max())
     own = resnet50_v1().module.state_dict()
