@@ -27,6 +27,7 @@ CASES = {
     "convnet-4-5": ([*CONVNET, "engine.micro_batch=5"], 4),
     "frozen-1": (FROZEN, 1),
     "frozen-2": (FROZEN, 2),
+    "frozen-2-again": ([*FROZEN, "model.checkpointing=true", "engine.deterministic=true"], 2),
     "frozen-4-2": ([*FROZEN, "engine.micro_batch=2"], 4),
 }
 
@@ -71,3 +72,7 @@ def test_the_loss_curve_does_not_depend_on_the_processes(curve, case, precision)
     assert len(found) == len(expected) == (20 if model == "convnet" else 5)
     assert found == pytest.approx(expected, rel=TOLERANCE[precision])
     assert len({*expected}) == len(expected), "nothing was learned"
+
+
+def test_checkpointing_and_deterministic_algorithms_change_nothing_on_a_cpu(curve):
+    assert curve("frozen-2-again", "fp32") == curve("frozen-2", "fp32")
