@@ -134,7 +134,7 @@ class Blank(loading.ImageBatches):
         (1000, 32, 8, 2, 16, 64, 4),  # two batches are 32 parts: four for each of the workers
         (8192, 224, 8, 2, 128, 64, 6),  # 512 MiB have room for six
         (8192, 224, 8, 1000, 128, 64, 6),
-        (8192, 224, 1000, 2, 128, 64, 1),
+        (8192, 32, 1000, 2, 128, 64, 2),
         (100, 2000, 8, 2, 100, 1, 5),  # an image of 12 MB is a part
         (100, 10_000, 8, 2, 100, 1, 1),
     ],
