@@ -74,9 +74,11 @@ def make_accelerator(precision: str = "fp32") -> Accelerator:
         )
     if deepspeed:
         # DeepSpeed's own bf16 would convert the parameters and expect bf16 images; this is autocast.
+        # The modules listed here would be gathered, and their gradients reduced, in bf16.
         accelerator.state.deepspeed_plugin.deepspeed_config["torch_autocast"] = {
             "enabled": precision == "bf16",
             "dtype": "bfloat16",
+            "lower_precision_safe_modules": [],
         }
     if on_cpu:
         keep_freed_memory()
