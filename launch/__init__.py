@@ -4,6 +4,7 @@
 - `report` (main): the program that writes our results beside the paper's
 - `sweep` (read_sweep, plan_all, choose, Sweep, SweepRun, SweepError): a study as a list of runs
 - `resources` (Resources, RESOURCE_HELP): what a run asks of Slurm, in a sweep and as flags
+- `zero` (deepspeed_variables, accelerate_variables): DeepSpeed as variables of the processes
 - `estimate` (estimate, Estimate): the hours of a run and the paper's score, before it is started
 - `slurm_commands` (slurm, is_installed, SlurmError): Slurm's commands, called in one place
 - `submission` (submit, queued_jobs, cancel, batch_script): the jobs of a sweep in Slurm's queue

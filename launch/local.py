@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -13,6 +13,7 @@ from launch.run_files import FAILED
 from launch.status import hold_run
 from launch.submission import ROOT
 from launch.sweep import SweepError, SweepRun
+from launch.zero import search_path
 from shards.files import no_follow, remove
 
 LOGS = "local"
@@ -25,13 +26,14 @@ def run_here(run: SweepRun, update: Callable[[], None]) -> None:
     """
     job, log_folder = job_of(run), Path(run.config.run.dir, LOGS)
     folder, count = Path(job.folder), run.resources.processes_per_node
+    variables = {"PATH": search_path(), **run.resources.variables()}
     logs = [log_folder / f"{run.name}_{rank}.log" for rank in range(count)]
     log_folder.mkdir(parents=True, exist_ok=True)
     with hold_run(folder) as lock:
         again = True
         while again:
             remove(folder / FAILED)
-            processes = start(job.argv, logs, lock)
+            processes = start(job.argv, logs, lock, variables)
             try:
                 code = highest_code(processes, wait(processes, update))
             finally:
@@ -39,16 +41,17 @@ def run_here(run: SweepRun, update: Callable[[], None]) -> None:
             again = record_outcome(folder, code, logs)
 
 
-def start(argv: Sequence[str], logs: Sequence[Path], lock: int) -> list[Process]:
+def start(
+    argv: Sequence[str], logs: Sequence[Path], lock: int, variables: Mapping[str, str]
+) -> list[Process]:
     port, started, count = free_port(), [], len(logs)
     command = [sys.executable, str(ROOT / "dml" / "train.py"), *argv]
     for rank, log in enumerate(logs):
         with open_log(log) as out:
             out.write(f"{LOCAL_PREFIX}{STARTED}{count} processes\n".encode())
             out.flush()
-            started.append(
-                start_rank(command, rank, count, port, {}, stdout=out, stderr=out, pass_fds=[lock])
-            )
+            output = {"stdout": out, "stderr": out, "pass_fds": [lock]}
+            started.append(start_rank(command, rank, count, port, variables, **output))
     return started
 
 

@@ -23,7 +23,7 @@ from dml.config import add_set, to_yaml
 from dml.plan import Plan, missing_files
 from dml.train import INTERRUPTED
 from launch.estimate import estimate, paper_scores, total_hours
-from launch.resources import RESOURCE_HELP, flag, read_flag
+from launch.resources import RESOURCE_HELP, flag, read_flag, takes_many
 from launch.slurm_commands import SlurmError
 from launch.status import (
     ACTIVE,
@@ -124,7 +124,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add_set(parser, "override values in every run")
     resources = parser.add_argument_group("resources of every run, instead of the sweep's")
     for key, text in RESOURCE_HELP.items():
-        resources.add_argument(flag(key), metavar="X", help=text)
+        resources.add_argument(
+            flag(key), metavar="X", help=text, nargs="+" if takes_many(key) else None
+        )
     arguments = parser.parse_args(argv)
     if arguments.watch is not None and not (arguments.status and 0 < arguments.watch <= 1e6):
         parser.error("--watch SECONDS needs --status and a number above 0, at most 1e6")
@@ -136,11 +138,12 @@ def read(arguments: argparse.Namespace) -> Sweep:
     problems: list[str] = []
     given: dict[str, Any] = {}
     for key in RESOURCE_HELP:
-        text = getattr(arguments, key)
-        if text is not None:
+        words = getattr(arguments, key)
+        if words is not None:
             try:
-                given[key] = read_flag(key, text)
+                given[key] = read_flag(key, words)
             except ValueError as error:
+                text = words if isinstance(words, str) else " ".join(words)
                 problems.append(f"{flag(key)} {text}: {error}")
     try:
         sweep = read_sweep(arguments.sweep, arguments.set)

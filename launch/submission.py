@@ -64,7 +64,9 @@ def executor_parameters(name: str, resources: Resources, count: int, logs: Path)
         "partition": resources.partition,
         "account": resources.account,
         "constraint": resources.constraint,
-        "gpus_per_node": resources.gpus_per_node or None,
+        "qos": resources.qos,
+        "gres": resources.gres,
+        "gpus_per_node": gpus_per_node(resources),
         "mem": f"{resources.memory_gb}GB" if resources.memory_gb else None,
     }
     finish = shlex.join([sys.executable, "-m", "launch.job", str(logs)])
@@ -84,12 +86,34 @@ def executor_parameters(name: str, resources: Resources, count: int, logs: Path)
             f"--wait={STRAGGLER_SECONDS}",
             f"--cpus-per-task={resources.cpus_per_process}",
         ],
-        "setup": [
-            f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}",
-            "export SLURM_EXPORT_ENV=ALL",  # the tasks get PYTHONPATH whatever sbatch --export says
-        ],
+        "setup": setup_lines(resources),
         "teardown": [f"{finish} $?"],
     }
+
+
+def gpus_per_node(resources: Resources) -> str | None:
+    """The value of --gpus-per-node; None without GPUs, and if gres asks for them."""
+    if not resources.gpus_per_node or resources.gres_gpus is not None:
+        return None
+    kind = f"{resources.gpu_type}:" if resources.gpu_type else ""
+    return f"{kind}{resources.gpus_per_node}"
+
+
+def setup_lines(resources: Resources) -> list[str]:
+    """The lines of shell before srun. A module that cannot be loaded ends the job."""
+    lines = []
+    if resources.modules:
+        lines.append("command -v module >/dev/null || source /etc/profile")
+        lines.append(f"module load {shlex.join(resources.modules)} || exit 1")
+    lines += resources.setup
+    lines.append(f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}")
+    if (
+        resources.deepspeed or resources.accelerate
+    ):  # DeepSpeed calls ninja, which may be there only
+        lines.append(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH")
+    variables = resources.variables()
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    return [*lines, "export SLURM_EXPORT_ENV=ALL"]  # to the tasks, whatever sbatch --export says
 
 
 def batch_script(name: str, resources: Resources, count: int, folder: Path) -> str:

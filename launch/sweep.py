@@ -336,10 +336,7 @@ def plan_all(sweep: Sweep) -> tuple[Plan, ...]:
     sizes: dict[str, tuple[int | None, int | None]] = {}
     for run in sweep.runs:
         needs = run.resources
-        if needs.gpus_per_node not in (0, needs.processes_per_node):
-            rule = f"must equal processes_per_node, which is {needs.processes_per_node}, or be 0"
-            fix = "a process uses one GPU"
-            problems.add(Problem("slurm.gpus_per_node", needs.gpus_per_node, rule, fix), run.name)
+        problems.add_all(needs.problems(), run.name)
         try:
             shards = run.config.data.shards
             if shards not in sizes:

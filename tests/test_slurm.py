@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -25,7 +26,13 @@ from launch.outcome import MAX_STARTS, record_outcome, training_message
 from launch.slurm import main
 from launch.slurm_commands import SlurmError, slurm
 from launch.status import hold_run, is_running_here
-from launch.submission import batch_script, group_by_resources, lock_sweep, queued_jobs
+from launch.submission import (
+    batch_script,
+    group_by_resources,
+    lock_sweep,
+    queued_jobs,
+    setup_lines,
+)
 from launch.sweep import read_sweep
 
 GOLDEN = ROOT / "tests" / "golden" / "sop_batch_size.sbatch"
@@ -47,6 +54,86 @@ def test_the_batch_script_of_the_sop_study(monkeypatch):
     text = batch_script("sop_batch_size-NUMBER", resources, len(runs), ROOT / "runs" / sweep.name)
     found = text.replace(sys.executable, "PYTHON").replace(str(ROOT), "ROOT")
     assert found.rstrip() + "\n" == GOLDEN.read_text()
+
+
+SITE = """
+base: [icons_mini.yaml]
+grid:
+  how:
+    typed: {slurm: {deepspeed: zero2, gpu_type: a100}}
+    listed: {slurm: {nodes: 2, gres: "gpu:h100:4,nvme:1", accelerate: configs/accelerate/zero3.yaml}}
+slurm:
+  processes_per_node: 4
+  gpus_per_node: 4
+  cpus_per_process: 8
+  partition: gpu
+  account: vision
+  qos: high
+  modules: [cuda/12.4, "gcc (13)"]
+  setup: ["source ~/site.sh", "ulimit -n 65536"]
+  environment: {NCCL_SOCKET_IFNAME: "=ib0,ib1", NCCL_IB_GID_INDEX: 3, SITE: "a $HOME b"}
+"""
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A sweep with every key that sites differ in."""
+    monkeypatch.chdir(ROOT)
+    base = ROOT / "configs" / "icons_mini.yaml"
+    path = tmp_path / "site.yaml"
+
+    def read(text=SITE):
+        path.write_text(text.replace("icons_mini.yaml", str(base)))
+        return read_sweep(path)
+
+    return read
+
+
+@pytest.mark.parametrize("how", ["typed", "listed"])
+def test_the_batch_script_of_a_site(site, how):
+    """To update the golden file, write `found` to it and read the diff."""
+    (run,) = (run for run in site().runs if run.label == how)
+    text = batch_script("site-NUMBER", run.resources, 1, ROOT / "runs" / "site")
+    found = text.replace(sys.executable, "PYTHON").replace(str(ROOT), "ROOT")
+    found = found.replace(str(Path(sys.executable).parent), "BIN")
+    assert found.rstrip() + "\n" == (GOLDEN.parent / f"site_{how}.sbatch").read_text()
+
+
+def test_the_shell_sets_up_what_the_script_says(site):
+    """By bash itself, with a `module` that notes what it is asked for."""
+    (run, _) = site(SITE.replace("source ~/site.sh", "true").replace("65536", "512")).runs
+    lines = "\n".join(setup_lines(run.resources))
+    script = f'module() {{ printf "%s|" "$@"; }}\n{lines}\necho; ulimit -n; env'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    loaded, limit, *variables = done.stdout.splitlines()
+    assert loaded == "load|cuda/12.4|gcc (13)|"
+    assert limit == "512"
+    assert "NCCL_SOCKET_IFNAME==ib0,ib1" in variables
+    assert "SITE=a $HOME b" in variables
+    assert "ACCELERATE_USE_DEEPSPEED=true" in variables
+    script = f"module() {{ false; }}\n{lines}\necho went on"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_flags_take_the_place_of_the_section(site, tmp_path):
+    site()
+    flags = ["--qos", "low", "--modules", "cuda/13", "--environment", "NCCL_DEBUG=INFO", "A=b=c"]
+    done = launch("--sweep", tmp_path / "site.yaml", "--dry-run", *flags)
+    assert done.returncode == 0, done.stderr
+    for line in ("#SBATCH --qos=low", "module load cuda/13 || exit 1", "export NCCL_DEBUG=INFO"):
+        assert done.stdout.count(f"\n{line}\n") == 2
+    assert "export A=b=c\n" in done.stdout
+    assert "NCCL_SOCKET_IFNAME" not in done.stdout
+    wrong = ["--environment", "NCCL_DEBUG", "--deepspeed", "zero9", "--gpu-type", "a 100"]
+    done = launch("--sweep", tmp_path / "site.yaml", "--dry-run", *wrong)
+    assert done.returncode == 2
+    for said in (
+        "--environment NCCL_DEBUG: the value of NCCL_DEBUG must be printable text or a number",
+        "--deepspeed zero9: must be text, one of zero1, zero2, zero3",
+        "--gpu-type a 100: must be text, letters, digits, and . _ -",
+    ):
+        assert said in done.stderr
 
 
 def launch(*arguments, **more):

@@ -1,11 +1,13 @@
 """Oracle: small sweeps expanded by hand. The shipped sweeps are checked in tests/test_configs.py, too."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dml.config import load
 from launch.resources import KEYS, RESOURCE_HELP, Resources, read_flag
@@ -180,11 +182,96 @@ def test_every_resource_is_explained():
 
 @pytest.mark.parametrize(
     ("key", "text", "value"),
-    [("nodes", "2", 2), ("images_per_second", "400", 400.0), ("partition", "7", "7")],
+    [
+        ("nodes", "2", 2),
+        ("images_per_second", "400", 400.0),
+        ("partition", "7", "7"),
+        ("modules", ["cuda/12.4", "gcc"], ("cuda/12.4", "gcc")),
+        ("environment", ["A=b=c", "B="], (("A", "b=c"), ("B", ""))),
+    ],
 )
 def test_a_flag(key, text, value):
     found = read_flag(key, text)
     assert (found, type(found)) == (value, type(value))
+
+
+ACCELERATE = "distributed_type: DEEPSPEED\n"
+
+
+@pytest.mark.parametrize(
+    ("slurm", "problem"),
+    [
+        ("{modules: cuda}", "modules = 'cuda': must be a list of texts, each printable and"),
+        ("{setup: [1]}", "setup = [1]: must be a list of texts"),
+        ('{setup: ["a\\nb"]}', "setup = ['a\\nb']: must be a list of texts"),
+        ("{environment: [A]}", "environment = ['A']: must be a mapping of names to values"),
+        ("{environment: {A: true}}", "the value of A must be printable text or a number; quote it"),
+        ("{environment: {a-b: 1}}", "'a-b' is no name of a variable"),
+        ("{environment: {RANK: 1}}", "the launcher sets RANK"),
+        ("{deepspeed: zero4}", "deepspeed = 'zero4': must be text, one of zero1, zero2, zero3"),
+    ],
+)
+def test_a_wrong_value_for_the_job(problems, slurm, problem):
+    (found,) = problems(f"slurm: {slurm}")
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("slurm", "problem"),
+    [
+        (
+            "gres: 'gpu:a100:8'",
+            "slurm.gres = 'gpu:a100:8': asks for 8 GPUs and gpus_per_node for 2",
+        ),
+        ("gres: gpu", "slurm.gres = 'gpu': asks for 1 GPUs"),
+        ("{gres: 'gpu:2', gpu_type: a100}", "slurm.gpu_type = 'a100': needs gpus_per_node, and no"),
+        ("{gpus_per_node: 0, gpu_type: a100}", "slurm.gpu_type = 'a100': needs gpus_per_node"),
+        ("gpus_per_node: 1", "slurm.gpus_per_node = 1: must equal processes_per_node, which is 2"),
+        (
+            "{deepspeed: zero1, accelerate: zero1}",
+            "cannot be set beside slurm.deepspeed; remove one",
+        ),
+        ("accelerate: nowhere.yaml", "nowhere.yaml: No such file or directory; check the path"),
+        ("accelerate: text.yaml", "is no config of accelerate; write it with `accelerate config`"),
+        (
+            "accelerate: fsdp.yaml",
+            "has distributed_type FSDP; choose one of NO, MULTI_GPU, DEEPSPEED",
+        ),
+        ("accelerate: mixed.yaml", "has a mixed_precision; set engine.precision in the config"),
+        ("accelerate: more.yaml", "has dynamo_config, which a run does not use; remove it"),
+        ("accelerate: bare.yaml", "names the deepspeed_config_file None, which is not there"),
+        ("accelerate: lost.yaml", "names the deepspeed_config_file lost.json, which is not there"),
+    ],
+)
+def test_keys_that_do_not_go_together(sweep, slurm, problem, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "text": "hello",
+        "fsdp": "distributed_type: FSDP",
+        "mixed": f"{ACCELERATE}mixed_precision: bf16",
+        "more": f"{ACCELERATE}dynamo_config: {{backend: INDUCTOR}}",
+        "bare": ACCELERATE,
+        "lost": f"{ACCELERATE}deepspeed_config: {{deepspeed_config_file: lost.json}}",
+    }.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    given = yaml.safe_load(slurm)
+    needs = {"processes_per_node": 2, "gpus_per_node": 2, **given}
+    with pytest.raises(SweepError) as caught:
+        plan_all(sweep(f"slurm: {json.dumps(needs)}"))
+    assert len(caught.value.problems) == 1
+    assert problem in caught.value.problems[0]
+
+
+def test_an_accelerate_config_without_deepspeed_changes_nothing(sweep):
+    (run,) = sweep("slurm: {accelerate: accelerate/gpu_x8}").runs
+    assert run.resources.variables() == {}
+
+
+def test_deepspeed_uses_the_cores_where_a_run_has_no_gpu(sweep):
+    (run,) = sweep("slurm: {accelerate: accelerate/zero3}").runs
+    found = run.resources.variables()
+    assert found["DS_ACCELERATOR"] == "cpu"
+    assert found["ACCELERATE_DEEPSPEED_CONFIG_FILE"].endswith("configs/accelerate/zero3.json")
 
 
 # ---- choosing runs ------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 python masters.py FOLDER
 
 FOLDER/HOW.pt has the weights as a checkpoint would hold them, before and after an evaluation, and after
-other weights were put in and out; and the fp32 masters that the optimizer of DeepSpeed keeps.
+other weights were put in; the fp32 masters that the optimizer of DeepSpeed keeps; and the optimizer's
+slots, before and after the first process has sent them to a fresh optimizer. FOLDER/HOW-1.pt has the
+weights that the second process received.
 """
 
 import os
@@ -16,11 +18,17 @@ from network import inputs, leave, own
 from torch import nn
 from torch.nn.functional import normalize
 
-from dml.cli.train import deepspeed_variables
-from dml.distributed.full_state import bare, read_weights, write_weights
+from dml.distributed.full_state import (
+    bare,
+    read_slots,
+    read_weights,
+    write_slots,
+    write_weights,
+)
 from dml.distributed.processes import make_accelerator
 from dml.gpw import GlobalPairLoss, make_loss
 from dml.step import update
+from launch.zero import deepspeed_variables, search_path
 
 HOW = ("ddp", "zero1", "zero2", "zero3")
 
@@ -52,6 +60,7 @@ def masters(how, model):
 def train(how, out):
     if how != "ddp":
         os.environ.update(deepspeed_variables(how))
+        os.environ["PATH"] = search_path()
     accelerator = make_accelerator("bf16")
     rank, size = accelerator.process_index, accelerator.num_processes
     model = Model()
@@ -75,12 +84,17 @@ def train(how, out):
     found = {"trained": read()}
     evaluate()
     found |= {"evaluated": read(), "masters": masters(how, bare(accelerator, model))}
+    slots = {k: x.clone() for k, x in read_slots(accelerator, model, optimizer).items()}
+    write_slots(accelerator, model, optimizer, slots if rank == 0 else {}, 3)
+    found |= {"slots": slots, "slots again": read_slots(accelerator, model, optimizer)}
     put_in = {name: x + 2**-20 for name, x in found["trained"].items()}
-    write_weights(accelerator, model, put_in)
+    write_weights(accelerator, model, put_in if rank == 0 else {})
     evaluate()
     found |= {"put in": put_in, "read back": read()}
-    if accelerator.is_main_process:
+    if rank == 0:
         torch.save(found, Path(out) / f"{how}.pt")
+    elif how != "zero3":  # where it has a part of each
+        torch.save(bare(accelerator, model).state_dict(), Path(out) / f"{how}-1.pt")
     AcceleratorState._reset_state()
     return accelerator
 
