@@ -51,12 +51,13 @@ def train(config: Config, team: Team, cleanup: ExitStack) -> None:
         return
     team.meet()
     run.resume()
-    with closing(run.journal), closing(run.reporter):
+    with closing(run.journal), closing(run.reporter), closing(run.saver):
         try:
             run.loop()
             run.finish()
         except Interrupted as stopped:
             run.saver.save()
+            run.saver.settle()
             done = f"after step {run.progress.step:,} of {run.plan.steps:,}"
             raise Interrupted(f"{stopped} {done}") from None
         except NotFiniteError as error:
@@ -196,8 +197,9 @@ class Run:
         weights = read_weights(accelerator, self.model)
         progress.seconds = self.clock.total()
         result = result_of(found.scores, progress, self.plan, self.config.run.seed)
+        self.saver.settle()
         with team.together():
-            self.journal.size()  # all metrics are on disk before the run counts as finished
+            self.journal.sync()  # all metrics are on disk before the run counts as finished
         with team.together():
             if team.first:
                 write_result(self.folder, weights, result)

@@ -112,7 +112,7 @@ def test_the_table_of_runs_shows_what_differs(tmp_path):
 def test_a_resumed_journal_takes_back_what_came_after_the_checkpoint(tmp_path):
     journal = opened(tmp_path)
     journal.log(Training(10, METRIC, TIME))
-    size = journal.size()
+    size = journal.length()
     journal.log(Training(20, METRIC, TIME))
     journal.log(Evaluation(20, "test", {"recall@1": 0.25}, RED))
     journal.close()
@@ -158,13 +158,13 @@ def test_a_full_disk_is_a_problem_for_the_team(tmp_path, monkeypatch):
     assert "cannot be written: No space left on device; make room" in str(team.problems[0])
 
 
-def test_a_size_that_cannot_be_synced_is_refused(tmp_path, monkeypatch):
-    """A checkpoint that took the size for 0 would make the next resume remove all metrics."""
+def test_metrics_that_cannot_be_synced_are_a_problem(tmp_path, monkeypatch):
+    """A checkpoint may not know of metrics that are not on disk."""
     journal = opened(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(RunError, match="cannot be written: No space left on device"):
-            journal.size()
+            journal.sync()
     journal.close()
 
 
@@ -174,7 +174,7 @@ def test_on_another_rank_a_journal_is_silent(tmp_path):
     journal = opened(tmp_path, team=team)
     journal.log(Training(10, METRIC, TIME))
     journal.log(Evaluation(10, "test", {"recall@1": 0.25}, RED))
-    assert journal.size() == 0
+    assert journal.length() == 0
     journal.close()
     assert list(tmp_path.iterdir()) == []
 

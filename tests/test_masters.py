@@ -33,9 +33,14 @@ def test_saved_weights_are_the_masters(weights, how):
     assert any(not torch.equal(x, x.bfloat16().float()) for x in found["masters"].values())
 
 
-@pytest.mark.parametrize("how", ZERO)
-def test_the_best_weights_come_back_as_they_were_saved(weights, how):
-    assert same(weights[how]["read back"], weights[how]["put in"]) == []
+@pytest.mark.parametrize("how", ["ddp", *ZERO])
+def test_weights_and_slots_of_the_first_process_reach_all(weights, how):
+    found = weights[how]
+    assert same(found["read back"], found["put in"]) == []
+    if how != "zero3":
+        assert same(weights[f"{how}-1"], found["put in"]) == []
+    assert any(x.abs().max() > 0 for x in found["slots"].values())
+    assert same(found["slots again"], found["slots"]) == []
 
 
 @pytest.mark.parametrize("how", ZERO)

@@ -4,7 +4,8 @@
 - `processes` (make_accelerator, settle_buckets): the one place that makes the Accelerator
 - `signals` (Interrupt, Interrupted): signals that ask a run to save and leave
 - `collectives` (Wire): few, fused all-gathers, and their bytes
-- `full_state` (read_weights, write_weights, read_slots, write_slots): whole tensors under any ZeRO stage
+- `full_state` (read_weights, write_weights, send_weights,
+  read_slots, write_slots): whole tensors under any ZeRO stage
 - `precision` (full_precision, at_least_float32): similarities in full float32
 - `workers` (loader_workers): how many loader processes each training process has
 - `malloc` (keep_freed_memory): the memory that the C library hands out

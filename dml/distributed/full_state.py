@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -55,16 +56,42 @@ def read_weights(accelerator: Accelerator, model: nn.Module) -> Named:
 
 
 def write_weights(accelerator: Accelerator, model: nn.Module, weights: Named) -> None:
-    """Give a prepared model other weights, to embed with; under ZeRO the optimizer keeps its own copy."""
+    """Give a prepared model other weights, to embed with; under ZeRO the optimizer keeps its own copy.
+
+    weights: of the first process; those of the others are not read.
+    """
     module = bare(accelerator, model)
     if zero_stage(accelerator) < 3:
-        module.load_state_dict(weights)
+        send_weights(accelerator, module, weights)
         return
     from deepspeed.runtime.zero import GatheredParameters
 
-    with GatheredParameters(list(model.parameters()), modifier_rank=0):
-        if accelerator.is_main_process:
-            module.load_state_dict(weights)
+    for name, p in module.named_parameters():
+        with GatheredParameters([p], modifier_rank=0):
+            if accelerator.is_main_process:
+                p.data.copy_(weights[name])
+    send(accelerator, saved_buffers(module), weights)
+
+
+def send_weights(accelerator: Accelerator, model: nn.Module, weights: Named) -> None:
+    """Give a model whose parameters are whole the weights of the first process."""
+    send(accelerator, model.state_dict(), weights)
+
+
+def send(accelerator: Accelerator, targets: Named, values: Named) -> None:
+    for name, target in targets.items():
+        target.copy_(from_first(accelerator, values, name, target.shape, target.dtype))
+
+
+def from_first(
+    accelerator: Accelerator, values: Named, name: str, shape: torch.Size, dtype: torch.dtype
+) -> Tensor:
+    """The tensor that the first process has under a name, on all of them, on their devices."""
+    value = values[name] if accelerator.is_main_process else torch.empty(shape)
+    sent = value.to(accelerator.device, dtype).contiguous()
+    if accelerator.num_processes > 1:
+        dist.broadcast(sent, 0)
+    return sent
 
 
 def innermost(optimizer: Any) -> Optimizer:
@@ -79,6 +106,11 @@ def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
     if isinstance(inner, SGD) and not inner.defaults["momentum"]:
         return ()
     return SLOTS[type(inner)]
+
+
+def slot_keys(model: nn.Module, optimizer: Optimizer) -> list[str]:
+    names = slot_names(optimizer)
+    return [f"{name}/{slot}" for name, _ in model.named_parameters() for slot in names]
 
 
 def read_slots(accelerator: Accelerator, model: nn.Module, optimizer: Optimizer) -> Named:
@@ -108,7 +140,10 @@ def read_slot(accelerator: Accelerator, state: Any, p: nn.Parameter, slot: str) 
 def write_slots(
     accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, slots: Named, step: int
 ) -> None:
-    """Give a new, prepared optimizer the slots that another one had after `step` steps."""
+    """Give a new, prepared optimizer the slots that another one had after `step` steps.
+
+    slots: of the first process, which sends them one by one; those of the others are not read.
+    """
     stage, inner = zero_stage(accelerator), innermost(optimizer)
     names = slot_names(optimizer)
     remembered: Any = inner.state
@@ -122,7 +157,8 @@ def write_slots(
         link(optimizer)
     for name, p in bare(accelerator, model).named_parameters():
         for slot in names:
-            write_slot(accelerator, remembered, p, slot, slots[f"{name}/{slot}"])
+            value = from_first(accelerator, slots, f"{name}/{slot}", shape_of(p), p.dtype)
+            write_slot(accelerator, remembered, p, slot, value)
 
 
 def write_slot(
@@ -134,15 +170,15 @@ def write_slot(
     elif stage < 3:
         from deepspeed.utils import safe_set_full_optimizer_state
 
-        safe_set_full_optimizer_state(p, value.to(p.device), slot)
+        safe_set_full_optimizer_state(p, value, slot)
     else:
         from deepspeed.utils import safe_set_local_optimizer_state
 
         part, processes = p.ds_tensor.ds_numel, accelerator.num_processes  # type: ignore[attr-defined]
-        padded = torch.zeros(part * processes, dtype=value.dtype)
+        padded = value.new_zeros(part * processes)
         padded[: value.numel()] = value.flatten()
         own = padded[part * accelerator.process_index :][:part]
-        safe_set_local_optimizer_state(p, own.to(accelerator.device), slot)
+        safe_set_local_optimizer_state(p, own, slot)
 
 
 def held_parameters(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> list[Tensor]:

@@ -4,6 +4,7 @@
 - `folder` (folder_of, open_folder, settings_digest, differences, is_of_length): whose folder it is; no torch
 - `progress` (Progress): where a run stands
 - `checkpoint` (Checkpoint, write, read, read_last): checkpoints, whole or not there
+- `background` (Background): one job at a time in a thread, beside the training
 - `saver` (Saver, last_checkpoint, restore): saves a run, and restores it
 - `clock` (Clock): where the seconds of a step go
 - `events` (Training, Pairs, Evaluation, End): what a run has to tell its loggers

@@ -25,6 +25,7 @@ __all__ = [
     "open_lock",
     "read_json",
     "read_lines",
+    "sync_file",
     "sync_folder",
     "try_lock",
     "write_json",
@@ -108,8 +109,3 @@ class Lines:
     def write(self, line: Mapping[str, object]) -> None:
         self.file.write(json.dumps(line).encode() + b"\n")
         self.file.flush()
-
-    def synced(self) -> int:
-        """The size of the file, once all of it is on disk."""
-        sync_file(self.file)
-        return self.file.tell()

@@ -21,7 +21,7 @@ from typing import Protocol
 from dml.distributed.team import Team
 from dml.errors import RunError
 from dml.run_folder.events import Evaluation, Event, Training
-from dml.run_folder.files import Lines
+from dml.run_folder.files import Lines, sync_file
 from dml.run_folder.progress import Progress
 from dml.run_folder.tensorboard_log import TensorBoard
 
@@ -100,10 +100,15 @@ class Journal:
             for logger in self.loggers:
                 logger.log(event)
 
-    def size(self) -> int:
-        """The length of metrics.jsonl, once all of it is on disk; RunError if that fails."""
+    def length(self) -> int:
+        """Bytes of metrics.jsonl so far."""
+        return self.lines.metrics.file.tell() if self.lines else 0
+
+    def sync(self) -> None:
+        """Return when all of metrics.jsonl is on disk; RunError if that fails."""
         try:
-            return self.lines.metrics.synced() if self.lines else 0
+            if self.lines:
+                sync_file(self.lines.metrics.file)
         except OSError as error:
             raise self.problem(error) from None
 

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from dml.config import Config
-from dml.distributed.full_state import read_slots, read_weights, write_slots
+from dml.distributed.full_state import (
+    Named,
+    read_slots,
+    read_weights,
+    send_weights,
+    slot_keys,
+    write_slots,
+)
 from dml.distributed.processes import settle_buckets
 from dml.distributed.team import Team
 from dml.errors import CheckpointError, RunError
 from dml.models import Embedder
 from dml.run_folder import checkpoint
+from dml.run_folder.background import Background
 from dml.run_folder.checkpoint import Checkpoint
 from dml.run_folder.folder import refuse_shorter, settings_digest, sound_result
 from dml.run_folder.journal import Journal
@@ -63,7 +72,9 @@ def last_checkpoint(team: Team, folder: Path, origin: Origin, steps: int) -> Che
                 f"{folder} has a result and no checkpoint to train it longer from; set run.name to "
                 "another name, or put its checkpoints back"
             )
-    return team.from_first(last)
+    # The tensors stay there: `restore` sends them one by one.
+    known = team.from_first(last and replace(last, tensors={}))
+    return last if team.first else known
 
 
 def restore(
@@ -74,20 +85,25 @@ def restore(
     progress = Progress(**last.state["progress"]) if last else Progress()
     if last:
         with team.together():
-            load_weights(model, last)
+            if team.first:
+                check_fits(model, optimizer, last)
+        send_weights(team.accelerator, model, last.tensors.get(MODEL, {}))
         team.say(f"resuming after step {progress.step:,}")
     size = model.spec.size
     wrapped, optimizer = team.accelerator.prepare(model, optimizer)
     if last:
-        write_slots(team.accelerator, wrapped, optimizer, last.tensors[OPTIMIZER], progress.step)
+        slots = last.tensors.get(OPTIMIZER, {})
+        write_slots(team.accelerator, wrapped, optimizer, slots, progress.step)
     images = torch.zeros(2, size, size, 3, dtype=torch.uint8, device=team.device)
     settle_buckets(wrapped, images)
     return wrapped, optimizer, progress
 
 
-def load_weights(model: Embedder, last: Checkpoint) -> None:
+def check_fits(model: Embedder, optimizer: Optimizer, last: Checkpoint) -> None:
     try:
         model.load_state_dict(last.tensors[MODEL])
+        for name in slot_keys(model, optimizer):
+            last.tensors[OPTIMIZER][name]
     except (RuntimeError, KeyError) as error:
         raise CheckpointError(
             f"{last.folder} does not fit the model ({str(error).splitlines()[-1].strip()}); resume "
@@ -96,9 +112,8 @@ def load_weights(model: Embedder, last: Checkpoint) -> None:
 
 
 class Saver:
-    """Saves a run. All processes call it at the same time; the first one writes.
-
-    step: that of the last checkpoint.
+    """Saves a run. All processes call it at the same time; the first one writes, in a thread, while the
+    training goes on. What cannot be written (a full disk) is raised at the team's next meeting.
     """
 
     def __init__(
@@ -114,42 +129,63 @@ class Saver:
         self.team, self.root, self.origin = team, folder / CHECKPOINTS, origin
         self.model, self.optimizer = model, optimizer
         self.progress, self.journal = progress, journal
-        self.step, self.time = progress.step, time.monotonic()
+        self.started = self.written = progress.step
+        self.time = time.monotonic()
+        self.background = Background(team.note)
+
+    @property
+    def step(self) -> int:
+        """The step of the last checkpoint that is on disk."""
+        self.background.wait()
+        return self.written
 
     def age(self) -> float:
         """Seconds since the last checkpoint."""
         return time.monotonic() - self.time
 
     def save(self) -> None:
-        """Write a checkpoint of this step, unless there is one; at step 0 there is nothing to save."""
-        progress, accelerator = self.progress, self.team.accelerator
-        with self.team.together():
-            progress.metrics_size = self.journal.size()
-        if progress.step not in (0, self.step):
-            weights = read_weights(accelerator, self.model)
-            slots = read_slots(accelerator, self.model, self.optimizer)
-            with self.team.together():
-                if self.team.first:
-                    files = {MODEL: weights, OPTIMIZER: slots}
-                    checkpoint.write_step(self.root, self.state(), files)
-        self.step, self.time = progress.step, time.monotonic()
+        """Begin a checkpoint of this step, unless there is one; at step 0 there is nothing to save."""
+        step = self.progress.step
+        self.settle()
+        if step not in (0, self.started):
+            weights = read_weights(self.team.accelerator, self.model)
+            slots = read_slots(self.team.accelerator, self.model, self.optimizer)
+            if self.team.first:
+                self.progress.metrics_size = self.journal.length()
+                files = {MODEL: copied(weights), OPTIMIZER: copied(slots)}
+                self.background.start(partial(self.write, self.state(), files))
+        self.started, self.time = step, time.monotonic()
+
+    def write(self, state: dict[str, Any], files: dict[str, Named]) -> None:
+        self.journal.sync()  # the metrics that the checkpoint knows of are on disk before it is
+        checkpoint.write_step(self.root, state, files)
+        self.written = state["step"]
 
     def save_best(self) -> None:
-        """Write the weights of this step, the best so far by the validation classes."""
+        """Begin to write the weights of this step, the best so far by the validation classes."""
+        self.settle()
         weights = read_weights(self.team.accelerator, self.model)
-        with self.team.together():
-            if self.team.first:
-                name = checkpoint.best_name(self.progress.step)
-                checkpoint.write(self.root, name, self.state(), {MODEL: weights})
+        if self.team.first:
+            name, files = checkpoint.best_name(self.progress.step), {MODEL: copied(weights)}
+            self.background.start(partial(checkpoint.write, self.root, name, self.state(), files))
 
-    def best(self) -> dict[str, Tensor]:
-        """The weights that `save_best` wrote last."""
-        weights: dict[str, Tensor] = {}
+    def best(self) -> Named:
+        """The weights that `save_best` wrote last, on the first process."""
+        self.settle()
+        weights: Named = {}
         with self.team.together():
             if self.team.first:
                 name = checkpoint.best_name(self.progress.best_step)
                 weights = checkpoint.read(self.root / name).tensors[MODEL]
-        return self.team.from_first(weights)
+        return weights
+
+    def settle(self) -> None:
+        """Return when all that was saved is on disk; if that failed, all processes raise why."""
+        with self.team.together():
+            self.background.wait()
+
+    def close(self) -> None:
+        self.background.wait()
 
     def state(self) -> dict[str, Any]:
         return {
@@ -158,3 +194,8 @@ class Saver:
             **asdict(self.origin),
             "progress": asdict(self.progress),
         }
+
+
+def copied(tensors: Named) -> Named:
+    """The tensors as they are now, in the machine's memory: the training goes on to change them."""
+    return {name: x.detach().to("cpu", copy=True) for name, x in tensors.items()}
