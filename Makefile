@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: help setup test test-fast lint types check chaos demo bench slurm browser test-slurm clean
+.PHONY: help setup test test-fast lint types check chaos demo bench gpu-check slurm browser test-slurm clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -66,6 +66,9 @@ chaos: $(STAMP) ## random faults against real runs, for ten minutes (as root: fu
 
 bench: $(STAMP) ## run all benchmarks and write docs/benchmarks.md: a quarter of an hour
 	$(BIN)/python benchmarks/run.py
+
+gpu-check: $(STAMP) ## prove and measure it on this machine's GPUs, and write gpu-check.json
+	$(BIN)/dml gpu-check --json gpu-check.json
 
 demo: $(STAMP) ## train on the bundled icons with two processes: a minute or two
 	rm -rf runs/icons_mini

@@ -42,6 +42,7 @@ ROOMS = [
     "dml.embed",
     "dml.search",
     "launch",
+    "dml.gpu_check",
     # the command that starts them all
     "dml.cli",
 ]

@@ -36,6 +36,7 @@ COMMANDS = {
     "report": Command("launch.report", "put the results of many runs beside the paper's"),
     "config": Command("dml.config.__main__", "print every key of a config"),
     "doctor": Command("dml.cli.doctor", "check this machine: versions, devices, disk, network"),
+    "gpu-check": Command("dml.gpu_check.main", "prove and measure it on this machine's GPUs"),
 }
 
 
