@@ -60,6 +60,7 @@ DML = {
     "report": "launch/report.py",
     "config": "dml.config",
     "doctor": "dml.cli.doctor",
+    "gpu-check": "dml.gpu_check.main",
 }
 NAMED = re.compile(r"# (\S+\.(?:py|yaml))\n")  # the first line of a block that is a file
 
@@ -306,8 +307,14 @@ def is_a_campaign(command, page):
     parse(command.words[command.words.index(command.program) + 1 :])
 
 
+def finds_no_gpu(command, page):
+    """dml gpu-check: there is no GPU here. tests/test_gpu_check.py has its checks."""
+    assert import_module(command.program).main(command.words[2:]) == 2
+
+
 CHECKED = {
     "make": is_a_target,
+    "dml.gpu_check.main": finds_no_gpu,
     "tests.chaos": is_a_campaign,
     "tests.chaos.soak": is_a_campaign,
     "pip": has_its_extras,
