@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from launch.processes import STRAGGLER_SECONDS, Process, end, free_port, start_r
 ROOT = Path(__file__).resolve().parents[2]
 MOST_SECONDS = 1_800.0  # DeepSpeed compiles at first use
 PAUSE_SECONDS = 0.2
+TORCH_RANK = re.compile(r"^\[rank\d+\]: ")
 
 
 def run_checks(
@@ -99,4 +101,5 @@ def watch(processes: Sequence[Process], most_seconds: float) -> Iterator[int | s
 def explain(rank: int, log: Path) -> str:
     """The last line that a process has left."""
     words = log.read_text(errors="replace").strip().splitlines()
-    return f"process {rank}: {words[-1][:300] if words else 'it ended without a word'}"
+    last = words[-1][:300] if words else "it ended without a word"
+    return f"process {rank}: {TORCH_RANK.sub('', last)}"
