@@ -21,6 +21,7 @@ from dml.config.synonyms import suggestion
 from dml.config.yaml12 import dump, parse, read_yaml
 from dml.errors import ConfigError
 from dml.rules import ANY, Problem, Rule, did_you_mean, fit, one_of, unknown_keys
+from shards.item import escaped
 
 MOST_FILES = 100  # that a config reads; a file that is extended twice counts twice
 
@@ -102,7 +103,9 @@ def _read_sets(sets: Iterable[str], problems: list[Problem]) -> _Layer:
         section, _, key = path.partition(".")
         if not (equals and key):
             fix = f"{suggestion(path) if not key else ''}for example --set batch.classes=16"
-            problems.append(Problem(f"--set {text}", None, "must be section.key=value", fix))
+            problems.append(
+                Problem(f"--set {escaped(text)}", None, "must be section.key=value", fix)
+            )
         elif section not in SECTIONS:
             elsewhere[path] = value
         else:
