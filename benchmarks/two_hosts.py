@@ -108,7 +108,8 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
             whole = scheme == "whole matrix"
             rows = torch.arange(m) if whole else torch.arange(rank * b, (rank + 1) * b)
             S = (Z if whole else X) @ Z.T
-            block = RowBlock(S, rows, groups, erase_positives=False)
+            where = slice(int(rows[0]), int(rows[-1]) + 1)
+            block = RowBlock(S, rows, groups, False, on_host=rows, where=where)
             t = block_statistics(loss, GeneralKernel(loss, groups), block, tile=m)
             (loss.sum_of_anchors(t) / m).backward()
         assert X.grad is not None

@@ -16,7 +16,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-collect_ignore = ["conftest.py", "cluster/conftest.py"]  # two modules of one name: no doctests
+# No doctests: two modules of one name, and a device that must not be registered in this process.
+collect_ignore = ["conftest.py", "cluster/conftest.py", "fakegpu.py", "workers"]
 MARKERS = ("slurm", "training", "processes")
 # The files that take longest begin first: one that begins last would run alone at the end.
 LONGEST = (
