@@ -32,7 +32,7 @@ def test_a_step_sends_one_gather_of_embeddings_and_one_of_row_statistics(process
         found = torch.load(tmp_path / f"{rank}.pt")
         for name in LOSS_PARAMETERS:
             step = found[name, 1]
-            assert [call for call, _ in step["forward"]] == ["all_gather", "all_gather"], name
+            assert [call for call, _ in step["forward"]] == ["all_gather_single"] * 2, name
             assert step["backward"] == [], name
             (_, embeddings), (_, statistics) = step["forward"]
             assert embeddings == b * (4 * d + 8)
