@@ -326,6 +326,7 @@ def test_mean_and_deviation_move_with_the_model_and_are_no_weights():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # within torch
 def test_a_compiled_model_has_the_same_weights_and_embeddings():
     images = pictures(4, SIZE["convnet"])
     plain, compiled = small("convnet"), small("convnet")
