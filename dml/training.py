@@ -180,9 +180,9 @@ class Run:
     def prepare(self, step: int) -> Prepared | None:
         """Fetch the batch of a step, and begin all that need not be waited for; None after the last
         step. A batch that cannot be read is never used: the meeting before its step fails."""
-        if step == self.plan.steps:
-            return None
         with self.clock("data"):
+            if step == self.plan.steps:
+                return None
             images, labels = self.copies.begin(self.team.fetch(self.batches))
             all_labels = torch.from_numpy(self.own.batches.all_labels(step))
         due = self.saver.age() > 60 * self.config.save.every_minutes
