@@ -17,7 +17,8 @@ from typing import Any
 
 from accelerate.state import AcceleratorState
 
-from dml.distributed.processes import make_accelerator
+from dml.config import Engine
+from dml.distributed.processes import make_accelerator, set_numerics
 from dml.gpu_check.exact import group_lines, loss_lines, recall_lines
 from dml.gpu_check.place import Place, Sizes
 from dml.gpu_check.speed import gather_speed, loss_speed, training_speed
@@ -40,6 +41,7 @@ CHECKS: dict[str, Callable[[Place], Iterable[Line]]] = {
 
 def main(argv: Sequence[str]) -> int:
     out, sizes, *names = argv
+    set_numerics(Engine())  # as in training; the loss and retrieval must not be touched by it
     given = json.loads(sizes)
     for name in names:
         AcceleratorState._reset_state()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dml.catalogue import PRESETS
-from dml.config import Data, Model
+from dml.config import Data, Model, Optim
 from dml.distributed.collectives import Wire
 from dml.distributed.precision import full_precision
 from dml.gpu_check.exact import batch
@@ -21,6 +21,7 @@ from dml.gpu_check.place import Place, Sizes
 from dml.gpu_check.verdict import OK, SKIPPED, SLOW, Line
 from dml.gpw import GlobalPairLoss, make_loss
 from dml.models import make_model
+from dml.optim import make_optimizer
 from dml.step import backward, update
 
 LOSS_GOAL, TRAINING_GOAL, GATHER_GOAL = 1.5, 0.95, 0.8
@@ -103,23 +104,24 @@ class Step:
         chosen = Model(backbone=sizes.backbone, embedding_size=128)
         data = Data(dataset="folder", shards="none", size=sizes.pixels, resize=sizes.pixels)
         raw = make_model(chosen, data, seed=0)
-        optimizer = torch.optim.Adam(raw.parameters(), lr=1e-5, foreach=True)
+        optimizer = make_optimizer(Optim(), raw, place.device)
         model, self.optimizer = place.accelerator.prepare(raw, optimizer)
         self.model: Any = model
         m, shape = sizes.images * place.size, (sizes.pixels, sizes.pixels, 3)
         generator = torch.Generator().manual_seed(place.rank)
         images = torch.randint(256, (sizes.images, *shape), dtype=torch.uint8, generator=generator)
         self.images = images.to(place.device)
-        self.labels = place.own(torch.arange(m) // min(4, m // 2))
+        self.all_labels = torch.arange(m) // min(4, m // 2)
+        self.labels = place.own(self.all_labels)
         self.loss_fn = GlobalPairLoss(make_loss("multi_similarity"))
 
     def update(self) -> None:
         given = self.model, self.loss_fn, self.optimizer, self.images, self.labels
-        update(self.place.accelerator, *given)
+        update(self.place.accelerator, *given, all_labels=self.all_labels)
 
     def backward(self) -> None:
         given = self.model, self.loss_fn, self.images, self.labels
-        backward(self.place.accelerator, *given)
+        backward(self.place.accelerator, *given, all_labels=self.all_labels)
 
 
 def training_speed(place: Place) -> Iterator[Line]:
