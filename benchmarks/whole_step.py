@@ -83,9 +83,8 @@ def whole(backbone: str, batch: int, size: int) -> Work:
     deck = Batches(index.positions("train"), labels, batch // PER_CLASS, PER_CLASS, seed=0)
     model = model_of(backbone, size)
     batches = loader(TrainBatches(index, deck, model.spec), range(10**6), workers=1)
-    device = torch.device("cpu")
     accelerator = Accelerator(cpu=True)
-    prepared, optimizer = accelerator.prepare(model, make_optimizer(Optim(), model, device))
+    prepared, optimizer = accelerator.prepare(model, make_optimizer(Optim(), model))
     loss_fn = GlobalPairLoss(make_loss("multi_similarity"))
     coming = next(batches)
 

@@ -5,31 +5,24 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dml.config import Optim
 from dml.models import Embedder
 
 
-def make_optimizer(optim: Optim, model: Embedder, device: torch.device) -> Optimizer:
-    """Two groups of parameters, each with its own learning rate: backbone and head. On a CUDA device,
-    where the model will be, a step is one kernel for many parameters."""
-    fused = True if device.type == "cuda" else None
+def make_optimizer(optim: Optim, model: Embedder) -> Optimizer:
+    """Two groups of parameters, each with its own learning rate: backbone and head. `fused` reads and
+    writes every number once, and on a GPU takes one kernel for many parameters."""
     groups: list[dict[str, Any]] = [
         {"params": list(model.backbone.parameters()), "lr_factor": 1.0},
         {"params": list(model.head.parameters()), "lr_factor": optim.head_lr_factor},
     ]
     if optim.name == "sgd":
-        return SGD(
-            groups,
-            optim.lr,
-            momentum=optim.momentum,
-            weight_decay=optim.weight_decay,
-            fused=fused,
-        )
+        momentum, decay = optim.momentum, optim.weight_decay
+        return SGD(groups, optim.lr, momentum=momentum, weight_decay=decay, fused=True)
     kind = Adam if optim.name == "adam" else AdamW
-    return kind(groups, optim.lr, weight_decay=optim.weight_decay, fused=fused)
+    return kind(groups, optim.lr, weight_decay=optim.weight_decay, fused=True)
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:

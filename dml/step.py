@@ -94,6 +94,8 @@ def update(
     with clock("optimizer"):
         value, norm = read_both(loss, norm_of_gradient)
         if not math.isfinite(value) or not math.isfinite(norm or 0):
+            if isinstance(loss_fn, GlobalPairLoss):
+                loss_fn.check_finite()  # on a GPU: names the embedding, if that is why
             raise NotFiniteError(f"the loss is {value} and its gradient's norm {norm}")
         optimizer.step()  # under DeepSpeed these two do nothing: backward has already stepped
         optimizer.zero_grad()

@@ -98,10 +98,6 @@ class Run:
         self.spec = self.model.spec
         if config.engine.precision == "fp64":
             self.model = self.model.double()
-        if team.device.type == "cuda" and team.accelerator.state.deepspeed_plugin is None:
-            # As the images are. (On a CPU it gains little, and changes the last bits of the gradient's norm;
-            # DeepSpeed flattens weights anyway.)
-            self.model = self.model.to(memory_format=torch.channels_last)
         if config.engine.compile:
             self.model.compile()
 
@@ -110,7 +106,7 @@ class Run:
         config, team, folder, splits = self.config, self.team, self.folder, self.splits
         origin = Origin.of(config, splits.checksum)
         last = last_checkpoint(team, folder, origin, self.plan.steps)
-        optimizer = make_optimizer(config.optim, self.model, team.device)
+        optimizer = make_optimizer(config.optim, self.model)
         model, optimizer, progress = restore(team, last, self.model, optimizer)
         self.model, self.optimizer, self.progress = model, optimizer, progress
         with team.together():

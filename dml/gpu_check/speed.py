@@ -104,7 +104,7 @@ class Step:
         chosen = Model(backbone=sizes.backbone, embedding_size=128)
         data = Data(dataset="folder", shards="none", size=sizes.pixels, resize=sizes.pixels)
         raw = make_model(chosen, data, seed=0)
-        optimizer = make_optimizer(Optim(), raw, place.device)
+        optimizer = make_optimizer(Optim(), raw)
         model, self.optimizer = place.accelerator.prepare(raw, optimizer)
         self.model: Any = model
         m, shape = sizes.images * place.size, (sizes.pixels, sizes.pixels, 3)

@@ -25,7 +25,7 @@ def train(accelerator, device, micro_batch, gpu=None):
     data = Data(dataset="folder", shards="none", size=16)
     model = make_model(Model(backbone="convnet", embedding_size=16), data, seed=0)
     model = model.double().to(device)
-    optimizer = make_optimizer(Optim(lr=1e-3), model, device)
+    optimizer = make_optimizer(Optim(lr=1e-3), model)
     model, optimizer = accelerator.prepare(model, optimizer, device_placement=[False, False])
     loss_fn = GlobalPairLoss(make_loss("multi_similarity", beta=10, lam=0.5))
     found, waits = [], []
