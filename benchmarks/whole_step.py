@@ -81,7 +81,7 @@ def whole(backbone: str, batch: int, size: int) -> Work:
     index = load_index(SHARDS)
     labels = index.labels("train")
     deck = Batches(index.positions("train"), labels, batch // PER_CLASS, PER_CLASS, seed=0)
-    model = model_of(backbone, size)
+    model = model_of(backbone, size).to(memory_format=torch.channels_last)
     batches = loader(TrainBatches(index, deck, model.spec), range(10**6), workers=1)
     accelerator = Accelerator(cpu=True)
     prepared, optimizer = accelerator.prepare(model, make_optimizer(Optim(), model))

@@ -103,7 +103,8 @@ class Step:
         sizes, self.place = place.sizes, place
         chosen = Model(backbone=sizes.backbone, embedding_size=128)
         data = Data(dataset="folder", shards="none", size=sizes.pixels, resize=sizes.pixels)
-        raw = make_model(chosen, data, seed=0)
+        raw: Any = make_model(chosen, data, seed=0)
+        raw.to(memory_format=torch.channels_last)  # as training does
         optimizer = make_optimizer(Optim(), raw)
         model, self.optimizer = place.accelerator.prepare(raw, optimizer)
         self.model: Any = model

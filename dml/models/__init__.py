@@ -66,8 +66,6 @@ def make_model(model: config.Model, data: config.Data, seed: int) -> Embedder:
     if model.weights and not (pretrained and timm_name):
         path = packaged(kind, backbone.published) if pretrained else model.weights
         load_weights(embedder, backbone, model.backbone, path)
-    # as the images are: convolutions are faster so, on GPUs and on CPUs
-    embedder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return embedder
 
 
