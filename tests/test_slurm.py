@@ -94,8 +94,8 @@ def test_the_batch_script_of_a_site(site, how):
     """To update the golden file, write `found` to it and read the diff."""
     (run,) = (run for run in site().runs if run.label == how)
     text = batch_script("site-NUMBER", run.resources, 1, ROOT / "runs" / "site")
-    found = text.replace(sys.executable, "PYTHON").replace(str(ROOT), "ROOT")
-    found = found.replace(str(Path(sys.executable).parent), "BIN")
+    found = text.replace(sys.executable, "PYTHON")
+    found = found.replace(str(Path(sys.executable).parent), "BIN").replace(str(ROOT), "ROOT")
     assert found.rstrip() + "\n" == (GOLDEN.parent / f"site_{how}.sbatch").read_text()
 
 
