@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 PYTEST = $(BIN)/python -m pytest -q -n 2
 SLOW = processes or training or slow
 
-test: test-fast ## all tests: twelve minutes on two cores
+test: test-fast ## all tests: fourteen minutes on two cores
 	$(PYTEST) --dist loadfile --no-loadscope-reorder -m "($(SLOW)) and not slurm"
 	$(PYTEST) --dist loadgroup tests/cluster
 
