@@ -26,8 +26,7 @@ from dml.gpw.engine.triton_tuning import fastest
 from dml.gpw.engine.triton_weights import (
     OPTIONS,
     Anchors,
-    negative_weight,
-    positive_weight,
+    both_weights,
     select_negative,
     select_positive,
 )
@@ -211,10 +210,7 @@ def weights_in_place(
     to = S + place.to(tl.int64) * m + j
     j = tl.minimum(j, m - 1)
     s = tl.load(to, mask=inside, other=0.0)
-    w_pos = positive_weight(s, tl.load(max_negative + i), tl.load(log_pos + i), alpha, lam, eps)
-    w_pos += positive_weight(s, tl.load(max_negative + j), tl.load(log_pos + j), alpha, lam, eps)
-    w_neg = negative_weight(s, tl.load(min_positive + i), tl.load(log_neg + i), beta, lam, eps)
-    w_neg += negative_weight(s, tl.load(min_positive + j), tl.load(log_neg + j), beta, lam, eps)
-    w_pos = tl.where(i == j, 0.0, w_pos)
-    same = tl.load(start + i) == tl.load(start + j)
-    tl.store(to, tl.where(same, -w_pos, w_neg), mask=inside)
+    G = both_weights(
+        s, i, j, start, min_positive, max_negative, log_pos, log_neg, alpha, beta, lam, eps
+    )
+    tl.store(to, G, mask=inside)

@@ -31,9 +31,8 @@ from dml.gpw.engine.triton_tuning import fastest
 from dml.gpw.engine.triton_weights import (
     OPTIONS,
     Anchors,
-    negative_weight,
+    both_weights,
     no_mining,
-    positive_weight,
     select_negative,
     select_positive,
 )
@@ -290,16 +289,6 @@ def positives(
 
 
 @triton.jit
-def of_rows(x, i):
-    return tl.load(x + i)[:, None]
-
-
-@triton.jit
-def of_columns(x, j):
-    return tl.load(x + j)[None, :]
-
-
-@triton.jit
 def weights(
     X,
     own,
@@ -327,12 +316,18 @@ def weights(
     inside = (place < R)[:, None] & (j < m)[None, :]
     j = tl.minimum(j, m - 1)
     S = similarities(X, i, j, m, d, BLOCK_R, BLOCK_C, BLOCK_D)
-    w_pos = positive_weight(S, of_rows(max_negative, i), of_rows(log_pos, i), alpha, lam, eps)
-    w_pos += positive_weight(
-        S, of_columns(max_negative, j), of_columns(log_pos, j), alpha, lam, eps
+    G_both = both_weights(
+        S,
+        i[:, None],
+        j[None, :],
+        start,
+        min_positive,
+        max_negative,
+        log_pos,
+        log_neg,
+        alpha,
+        beta,
+        lam,
+        eps,
     )
-    w_neg = negative_weight(S, of_rows(min_positive, i), of_rows(log_neg, i), beta, lam, eps)
-    w_neg += negative_weight(S, of_columns(min_positive, j), of_columns(log_neg, j), beta, lam, eps)
-    w_pos = tl.where(i[:, None] == j[None, :], 0.0, w_pos)
-    same = of_rows(start, i) == of_columns(start, j)
-    tl.store(to, tl.where(same, -w_pos, w_neg), mask=inside)
+    tl.store(to, G_both, mask=inside)

@@ -82,3 +82,17 @@ def negative_weight(S, min_positive, log_neg, beta, lam, eps):
 def add_one(x):
     """The smallest kernel, with which `triton_probe` tries out Triton."""
     tl.store(x, tl.load(x) + 1)
+
+
+@triton.jit
+def both_weights(
+    S, i, j, start, min_positive, max_negative, log_pos, log_neg, alpha, beta, lam, eps
+):
+    """G_ij + G_ji of the pairs (i, j), whose shapes broadcast to that of S."""
+    w_pos = positive_weight(S, tl.load(max_negative + i), tl.load(log_pos + i), alpha, lam, eps)
+    w_pos += positive_weight(S, tl.load(max_negative + j), tl.load(log_pos + j), alpha, lam, eps)
+    w_neg = negative_weight(S, tl.load(min_positive + i), tl.load(log_neg + i), beta, lam, eps)
+    w_neg += negative_weight(S, tl.load(min_positive + j), tl.load(log_neg + j), beta, lam, eps)
+    w_pos = tl.where(i == j, 0.0, w_pos)
+    same = tl.load(start + i) == tl.load(start + j)
+    return tl.where(same, -w_pos, w_neg)
