@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished training")
     parser.add_argument(
-        "embedded", type=Path, metavar="EMBEDDED", help="what dml/embed.py wrote with this RUN"
+        "embedded", type=Path, metavar="EMBEDDED", help="what dml embed wrote with this RUN"
     )
     parser.add_argument("query", type=Path, metavar="QUERY", help="an image, or a folder of images")
     parser.add_argument("--k", type=int, default=5, metavar="K", help="neighbours per query (5)")

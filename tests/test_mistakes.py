@@ -114,7 +114,7 @@ MISTAKES = [
     ("dml/search.py HERE/runs/done HERE/embedded HERE/none.jpg", "none.jpg is not there: give an"),
     (
         "dml/search.py HERE/runs/done HERE/photos HERE/photos",
-        "photos is not a folder of embeddings: make one with dml/embed.py",
+        "photos is not a folder of embeddings: make one with dml embed",
     ),
     (
         "dml/search.py HERE/runs/other HERE/embedded HERE/photos",

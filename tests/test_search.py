@@ -296,7 +296,10 @@ def spoiled(tmp_path):
 def test_an_unreadable_image_ends_it(run, spoiled, tmp_path, capsys, workers):
     arguments = (run, spoiled, "--out", tmp_path / "out", "--batch", 3, "--workers", workers)
     sentence = refused(capsys, embed, *arguments)
-    assert f"{spoiled / 'b.jpg'} cannot be read as an image (neither JPEG nor PNG)" in sentence
+    assert (
+        f"{spoiled / 'b.jpg'} cannot be read as an image (none of JPEG, PNG, WEBP, GIF, "
+        in sentence
+    )
     assert "--skip-unreadable" in sentence
     assert os.listdir(tmp_path) == ["spoiled"]
 
@@ -360,7 +363,7 @@ def test_only_its_own_folder_is_overwritten(run, photos, tmp_path, capsys):
     put(other / "mine.txt", "mine")
     for folder in (out, other, photos):
         sentence = refused(capsys, embed, run, photos, "--out", folder, "--overwrite")
-        assert f"{folder} is not empty, and not what dml/embed.py wrote" in sentence
+        assert f"{folder} is not empty, and not what dml embed wrote" in sentence
     assert (out / "mine.txt").read_text() == (other / "mine.txt").read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == ["other", "out"]
 

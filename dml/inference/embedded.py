@@ -69,7 +69,7 @@ def refuse_occupied(folder: Path, overwrite: bool) -> None:
     held = set(os.listdir(folder)) if folder.exists() else set()
     if held and not (held <= {VECTORS, INDEX, INFO} and is_ours(folder)):
         raise EmbeddedError(
-            f"{folder} is not empty, and not what dml/embed.py wrote: give another --out"
+            f"{folder} is not empty, and not what dml embed wrote: give another --out"
         )
     if held and not overwrite:
         raise EmbeddedError(
@@ -122,9 +122,9 @@ def write(folder: Path, embedded: Embedded) -> None:
 def read(folder: Path) -> Embedded:
     again = "embed the images again"
     if not folder.is_dir():
-        raise EmbeddedError(f"there is no folder {folder}: make it with dml/embed.py")
+        raise EmbeddedError(f"there is no folder {folder}: make it with dml embed")
     if not is_ours(folder):
-        raise EmbeddedError(f"{folder} is not a folder of embeddings: make one with dml/embed.py")
+        raise EmbeddedError(f"{folder} is not a folder of embeddings: make one with dml embed")
     try:
         head = json.loads(read_bounded(folder / INFO, LARGEST_INFO))
         if head["version"] != VERSION:

@@ -34,6 +34,7 @@ from dml.run_folder.files import read_json
 from dml.run_folder.folder import RESULT
 from shards.files import read_bounded
 from shards.output import Progress
+from shards.photo import FORMATS
 
 Vectors = NDArray[np.float32]  # n x d
 AGAIN = (
@@ -144,7 +145,7 @@ def image_or_reason(source: Source, name: str, spec: Input) -> Image.Image | str
     try:
         return eval_image(source.read(name), spec)
     except UnidentifiedImageError:
-        return "neither JPEG nor PNG"
+        return f"none of {', '.join(FORMATS)}"
     # decoders raise almost any exception on damaged bytes: OSError, SyntaxError, struct.error, ...
     except Exception as error:  # noqa: BLE001
         text = (error.strerror if isinstance(error, OSError) else None) or str(error)
