@@ -2,32 +2,59 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from dml.rules import ANY, POSITIVE, Problem, at_least, between, did_you_mean, fit, unknown_keys
+from dml.rules import (
+    ANY,
+    KS,
+    NUMBERS,
+    POSITIVE,
+    Problem,
+    Rule,
+    at_least,
+    between,
+    did_you_mean,
+    fit,
+    one_of,
+    unknown_keys,
+)
 
-Parameter = float | int | bool
+Parameter = float | int | bool | str | tuple[float, ...]
 
 # alpha, beta, lam and eps are those of the authors' public code, which has multi_similarity only; the
 # losses that share its parameters have the same values, so that they can be compared. From pretrained
 # weights these train, and those of the paper's text (beta 50, lam 1) stall (docs/log.md). Neither gives
 # a lam for contrastive, triplet, lifted_structure and n_pairs or a number of bins; those are our choices.
+# The losses of other papers, from recall_surrogate on, have the values that their papers or published code
+# recommend for retrieval; info_nce, which has no one value, has that of supcon.
 LOSS_PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
     "multi_similarity": {"alpha": 2.0, "beta": 40.0, "lam": 0.5, "eps": 0.1},
     "ms_weighting": {"alpha": 2.0, "beta": 40.0, "lam": 0.5},
     "ms_mining": {"eps": 0.1},
     "contrastive": {"lam": 0.5},
     "triplet": {"lam": 0.1},
-    "lifted_structure": {"lam": 1.0},
+    "lifted_structure": {"lam": 1.0, "tau": 1.0},
     "lifted_structure_star": {"alpha": 2.0, "beta": 40.0},
     "binomial_deviance": {"alpha": 2.0, "beta": 40.0, "lam": 0.5},
-    "n_pairs": {"lam": 1.0},
-    "nca": {},
+    "n_pairs": {"lam": 1.0, "tau": 1.0},
+    "nca": {"tau": 1.0},
     "histogram": {"bins": 151},
     "bin_lifted": {"alpha": 2.0, "beta": 40.0, "lam": 0.5},
+    "recall_surrogate": {
+        "tau": 0.01,
+        "ks": (1, 2, 4, 8, 16),
+        "taus": (1.0, 2.0, 4.0, 8.0, 16.0),
+    },
+    "smooth_ap": {"tau": 0.01},
+    "supcon": {"tau": 0.1, "variant": "out"},
+    "info_nce": {"tau": 0.1},
+    "circle": {"m": 0.4, "gamma": 80.0},
+    "margin": {"alpha": 0.2, "beta": 1.2, "dim": 512, "cutoff": 0.5, "nonzero_loss_cutoff": 1.4},
+    "pairwise_sigmoid": {"t": 10.0, "b": -10.0},
 }
 
 # The two sets of values that are published for multi_similarity; configs/presets has a file of each.
-PRESETS: Mapping[str, Mapping[str, Parameter]] = {
+PRESETS: Mapping[str, Mapping[str, float]] = {
     "the authors' code": {"beta": 40.0, "lam": 0.5},
     "the paper's text": {"beta": 50.0, "lam": 1.0},
 }
@@ -42,17 +69,48 @@ PARAMETER_RULES = {
     "lam": ANY,
     "eps": at_least(0),
     "bins": between(2, 10**6),
+    "tau": POSITIVE,
+    "ks": KS,
+    "taus": Rule("each above 0", lambda taus: all(tau > 0 for tau in taus)),
+    "variant": one_of(("out", "in")),
+    "m": ANY,
+    "gamma": POSITIVE,
+    "dim": at_least(2),
+    "cutoff": Rule("above 0, below 2", lambda x: 0 < x < 2),
+    "nonzero_loss_cutoff": Rule("above 0, below 2", lambda x: 0 < x < 2),
+    "t": POSITIVE,
+    "b": ANY,
     "mine": ANY,
 }
 PARAMETER_MEANINGS = {
-    "alpha": "how sharply the weights of positives depend on their similarity",
-    "beta": "how sharply the weights of negatives depend on their similarity",
+    "alpha": "how sharply the weights of positives depend on their similarity; in `margin`, the margin "
+    "on either side of beta",
+    "beta": "how sharply the weights of negatives depend on their similarity; in `margin`, the distance "
+    "that separates positives from negatives",
     "lam": "lambda, the similarity that pairs are compared with, or the margin of the loss",
     "eps": "margin of MS mining: it keeps negatives above the least similar positive - eps, and "
     "positives below the most similar negative + eps",
     "bins": "nodes of the histograms between -1 and 1",
+    "tau": "temperature: similarities are divided by it",
+    "ks": "the k of Recall@k that are made smooth and averaged",
+    "taus": "the temperature of each k; where they are not given, tau_k = k",
+    "variant": "whether the sum over positives stands outside of the logarithm or in it",
+    "m": "relaxation: positives are pulled up to 1 - m, negatives pushed down to m",
+    "gamma": "scale of the similarities",
+    "dim": "the dimensions of the embeddings, for the density of distances; in a config it follows "
+    "`model.embedding_size`",
+    "cutoff": "the distance below which negatives are no likelier to be drawn",
+    "nonzero_loss_cutoff": "the distance from which on no negative is drawn",
+    "t": "scale of the similarities",
+    "b": "bias of the logit",
     "mine": "put MS mining in front of the weighting",
 }
+
+
+def kind_of(default: Parameter) -> Any:
+    """The kind of a parameter for `fit`, from its default."""
+    numbers = isinstance(default, tuple) and any(isinstance(item, float) for item in default)
+    return NUMBERS if numbers else type(default)
 
 
 # a word of other programs -> what it may mean here, the likeliest first
@@ -86,16 +144,30 @@ def complete_loss(
         if key not in defaults:
             continue
         try:
-            parameters[key] = fit(value, type(defaults[key]), PARAMETER_RULES[key])
+            parameters[key] = fit(value, kind_of(defaults[key]), PARAMETER_RULES[key])
         except ValueError as rule:
             problems.append(Problem(key, value, str(rule), f"the default is {defaults[key]}"))
     problems += unknown_keys(given, defaults, unknown)
+    problems += complete_taus(parameters, given)
     if mining_is_optional and not parameters["mine"]:
         if "eps" in given and given.get("mine", False) is False:
             rule_text = "eps has no effect without mine: true"
             problems.append(Problem("eps", given["eps"], rule_text, "set mine: true or drop eps"))
         del parameters["eps"]
     return parameters, problems
+
+
+def complete_taus(parameters: dict[str, Parameter], given: Mapping[str, object]) -> list[Problem]:
+    """tau_k = k unless the taus are given, one for each k."""
+    ks, taus = parameters.get("ks"), parameters.get("taus")
+    if not (isinstance(ks, tuple) and isinstance(taus, tuple)):
+        return []
+    if "taus" not in given:
+        parameters["taus"] = tuple(map(float, ks))
+    elif len(ks) != len(taus):
+        rule = f"must be one for each of the {len(ks)} ks"
+        return [Problem("taus", given["taus"], rule, "drop taus for tau_k = k")]
+    return []
 
 
 @dataclass(frozen=True)

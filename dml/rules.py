@@ -122,29 +122,46 @@ def is_path(text: str) -> bool:
 ANY = Rule("", lambda value: True)
 POSITIVE = Rule("above 0", lambda value: bool(value > 0))
 
-_KINDS = {
+NUMBERS = tuple[float, ...]
+_KINDS: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a finite number",
     str: "text",
     tuple: "a list of whole numbers",
+    NUMBERS: "a list of finite numbers",
 }
 
 
-def fit(value: object, kind: type, rule: Rule = ANY) -> Any:
-    """The value as `kind`, or ValueError with what it must be. true is not 1, and "10" is not 10."""
+def fit(value: object, kind: Any, rule: Rule = ANY) -> Any:
+    """The value as `kind`, or ValueError with what it must be. true is not 1, and "10" is not 10.
+
+    kind: bool, int, float, str, tuple (of whole numbers) or NUMBERS.
+    """
+    value = _as_list(value, kind) if kind in (tuple, NUMBERS) else _as_one(value, kind)
+    if value is None or not rule.holds(value):
+        raise ValueError(", ".join(filter(None, [f"must be {_KINDS[kind]}", rule.text])))
+    return value
+
+
+def _as_one(value: object, kind: Any) -> Any:
+    """The value as `kind`; None if it is none."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         value = int(value)  # also from numpy
     elif isinstance(value, float):
         value = float(value)
     if kind is float and type(value) is int and abs(value) < 2**53:  # larger ones may not be exact
         value = float(value)
-    if kind is tuple and isinstance(value, list) and all(type(item) is int for item in value):
-        value = tuple(value)
     finite = not isinstance(value, float) or math.isfinite(value)
-    if type(value) is not kind or not finite or not rule.holds(value):
-        raise ValueError(", ".join(filter(None, [f"must be {_KINDS[kind]}", rule.text])))
-    return value
+    return value if type(value) is kind and finite else None
+
+
+def _as_list(value: object, kind: Any) -> tuple[Any, ...] | None:
+    """The value as a tuple of whole numbers, or of numbers; None if it is none."""
+    if not isinstance(value, list | tuple):
+        return None
+    items = tuple(_as_one(item, int if kind is tuple else float) for item in value)
+    return None if None in items else items
 
 
 PATH = Rule("a path, not empty", lambda text: bool(text) and is_path(text))

@@ -14,21 +14,31 @@ LIVELY = {
     "ms_mining": {"eps": 0.1},
     "contrastive": {"lam": 0.2},
     "triplet": {"lam": 0.1},
-    "lifted_structure": {"lam": 0.5},
+    "lifted_structure": {"lam": 0.5, "tau": 0.4},
     "lifted_structure_star": {"alpha": 2.0, "beta": 10.0},
     "binomial_deviance": {"alpha": 2.0, "beta": 10.0, "lam": 0.5},
-    "n_pairs": {"lam": -1.5},  # some hinges open, some closed
-    "nca": {},
+    "n_pairs": {"lam": -1.0, "tau": 0.7},  # some hinges open, some closed
+    "nca": {"tau": 0.3},
     "histogram": {"bins": 21},
     "bin_lifted": {"alpha": 2.0, "beta": 10.0, "lam": 0.5},
+    "recall_surrogate": {"tau": 0.1, "ks": (1, 2, 5), "taus": (1.0, 1.5, 4.0)},
+    "smooth_ap": {"tau": 0.1},
+    "supcon": {"tau": 0.3, "variant": "out"},
+    "info_nce": {"tau": 0.3},
+    "circle": {"m": 0.4, "gamma": 4.0},
+    "margin": {"alpha": 0.2, "beta": 0.9, "dim": 8, "cutoff": 0.7, "nonzero_loss_cutoff": 1.3},
+    "pairwise_sigmoid": {"t": 5.0, "b": -2.0},
 }
 MINING_OPTIONAL = [name for name in LOSSES if name not in MINING_SETTLED]
 
-# (name, parameters): every loss, and every loss that can be mined, mined.
-VARIANTS = [(name, LIVELY[name]) for name in LOSSES] + [
-    (name, {**LIVELY[name], "mine": True, "eps": 0.1}) for name in MINING_OPTIONAL
+# (name, parameters): every loss, every loss that can be mined, mined, and the other form of supcon.
+VARIANTS = [(name, LIVELY[name]) for name in LOSSES]
+VARIANTS += [(name, {**LIVELY[name], "mine": True, "eps": 0.1}) for name in MINING_OPTIONAL]
+VARIANTS += [("supcon", {"tau": 0.3, "variant": "in"})]
+IDS = [
+    f"{name}{'-mined' if 'mine' in p else ''}{'-in' if p.get('variant') == 'in' else ''}"
+    for name, p in VARIANTS
 ]
-IDS = [f"{name}{'-mined' if 'mine' in p else ''}" for name, p in VARIANTS]
 
 
 def make(variant):

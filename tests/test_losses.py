@@ -52,12 +52,13 @@ def test_weights_are_the_derivative_of_the_value(variant, seed):
     assert relative_error((G + G.T) @ X.detach(), dX) < 1e-12
 
 
-# bin_lifted is defined by its weights, held constant (Eq. 2): differences of its value are not its
-# gradient. Its weights are checked against the naive loop above and autograd.
-SMOOTH = [v for v in VARIANTS if v[0] != "bin_lifted"]
+# The definition of these holds some of their factors constant: differences of the value are not the
+# gradient. Their weights are checked against autograd above, and against peers below.
+HELD_CONSTANT = {"bin_lifted", "circle", "margin"}
+SMOOTH = {i: v for i, v in zip(IDS, VARIANTS, strict=True) if v[0] not in HELD_CONSTANT}
 
 
-@pytest.mark.parametrize("variant", SMOOTH, ids=[i for i in IDS if not i.startswith("bin_lifted")])
+@pytest.mark.parametrize("variant", SMOOTH.values(), ids=SMOOTH)
 def test_gradient_is_that_of_finite_differences(variant):
     loss = make(variant)
     X, labels = batch(m=14, d=4, classes=4, seed=1)
@@ -76,18 +77,33 @@ def test_gradient_is_that_of_finite_differences(variant):
     assert relative_error((G + G.T) @ X, numeric) < 1e-7
 
 
+# Losses in which a positive pair may have a weight below zero, as `pair_weights` says
+SIGNED = {"supcon", "recall_surrogate", "smooth_ap"}
+
+
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
-def test_weights_are_non_negative_and_on_their_own_side(variant):
+def test_weights_have_their_sign_and_are_on_their_own_side(variant):
     X, labels = batch()
     w_pos, w_neg = pair_weights(make(variant), X, labels)
     same = labels[:, None] == labels
-    assert (w_pos >= 0).all()
+    assert variant[0] in SIGNED or (w_pos >= 0).all()
     assert (w_neg >= 0).all()
     assert (w_pos[~same] == 0).all()
     assert (w_neg[same] == 0).all()
     assert (w_pos.diagonal() == 0).all()
     assert w_pos.sum() > 0
     assert w_neg.sum() > 0
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_a_positive_pair_may_have_a_weight_below_zero(name):
+    """Two positives of anchor 0, near each other (ranks) or far apart (softmax), below a negative."""
+    S = torch.eye(4, dtype=torch.float64)
+    S[0, 1:] = torch.tensor([0.9, 0.1, 0.2] if name == "supcon" else [0.5, 0.48, 0.9])
+    loss = make_loss(name) if name == "supcon" else make_loss(name, tau=0.02)
+    w_pos, w_neg = weights_of_similarities(loss, S, torch.tensor([0, 0, 0, 1]))
+    assert w_pos[0].min() < -1e-3
+    assert w_neg.min() >= 0
 
 
 @pytest.mark.parametrize("preset", [{"lam": 1.0, "beta": 50.0}, {"lam": 0.5, "beta": 40.0}])
@@ -213,9 +229,12 @@ def test_a_loss_that_states_so_ignores_a_pair_at_minus_infinity(variant):
         t = {}
         for side, stage in loss.stages:
             S = S_pos if side is Side.POSITIVE else S_neg
-            known = {n: x if x.ndim > 1 and S is S_pos else x[:, None] for n, x in t.items()}
+            known = {n: x if x.ndim > 1 and S is S_pos else with_pairs(x) for n, x in t.items()}
             t |= {name: s.finish(s.reduce(S, None, known)) for name, s in stage.items()}
-        return t, loss.negative_weight(S_neg, {n: x[:, None] for n, x in t.items()})
+        return t, loss.negative_weight(S_neg, {n: with_pairs(x) for n, x in t.items()})
+
+    def with_pairs(x):
+        return x[:, None] if x.ndim else x
 
     t, w = all_of(S_neg)
     erased = torch.tensor([[-torch.inf]], dtype=torch.float64)

@@ -1,6 +1,7 @@
 """The engine against the dense loss, and against what no computation of a loss may do."""
 
 import copy
+import math
 import pickle
 import warnings
 from collections import Counter
@@ -247,7 +248,7 @@ def both_ways(variant, X, labels, tile=4):
 
 NEEDS_NEGATIVES = {
     *("multi_similarity", "ms_mining", "triplet", "lifted_structure", "n_pairs", "nca"),
-    "histogram",
+    *("histogram", "smooth_ap", "info_nce", "circle"),
 }
 
 
@@ -255,7 +256,10 @@ NEEDS_NEGATIVES = {
 def test_all_one_class(variant):
     X, _ = batch(m=12)
     value, gradient = both_ways(variant, X, torch.full((12,), 4))
-    if variant[0] in NEEDS_NEGATIVES or "mine" in variant[1]:
+    if variant[1].get("variant") == "in":  # of supcon: log P, whatever the similarities
+        assert value == pytest.approx(math.log(11))
+        assert (gradient == 0).all()
+    elif variant[0] in NEEDS_NEGATIVES or "mine" in variant[1]:
         assert value == 0
         assert (gradient == 0).all()
     else:

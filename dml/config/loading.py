@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dml.catalogue import DATASETS, complete_loss
 from dml.config.packaged import CONFIGS, find_config, find_shards, packaged_config
-from dml.config.sections import SECTIONS, Config, Loss
+from dml.config.sections import SECTIONS, Config, Loss, Model
 from dml.config.synonyms import suggestion
 from dml.config.yaml12 import dump, parse, read_yaml
 from dml.errors import ConfigError
@@ -185,6 +185,11 @@ def _read_loss(given: Mapping[str, object], problems: list[Problem]) -> Loss | N
 def _contradictions(sections: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems of several keys together; a section that has problems already is None."""
     optim, length, evaluation = (sections[name] for name in ("optim", "length", "eval"))
+    loss, model = sections["loss"], sections["model"]
+    dim = loss.parameters.get("dim") if loss else None
+    if model and dim is not None and dim != model.embedding_size:
+        text = f"must be model.embedding_size, which is {model.embedding_size}"
+        yield Problem("loss.dim", dim, text, "drop loss.dim")
     if optim and optim.milestones and optim.schedule != "step":
         text = f"has no effect with schedule {optim.schedule}"
         fix = "set optim.schedule=step or optim.milestones=[]"
@@ -235,6 +240,9 @@ def load(paths: str | Path | Sequence[str | Path], sets: Sequence[str] = ()) -> 
     dataset = values["data"].get("dataset")
     ks = DATASETS[dataset].ks if isinstance(dataset, str) and dataset in DATASETS else (1,)
     values["eval"].setdefault("ks", list(ks))
+    size = values["model"].get("embedding_size", Model.embedding_size)
+    if values["loss"].get("name") == "margin" and type(size) is int:  # others have no dim
+        values["loss"].setdefault("dim", size)
 
     found: list[Problem] = []
     sections: dict[str, Any] = {

@@ -12,8 +12,10 @@ from dml.catalogue import (
     MINING_SETTLED,
     PARAMETER_MEANINGS,
     PARAMETER_RULES,
+    kind_of,
 )
 from dml.config.sections import SECTIONS, Loss
+from dml.rules import NUMBERS
 
 TYPES = {
     bool: "true or false",
@@ -21,6 +23,7 @@ TYPES = {
     float: "number",
     str: "text",
     tuple: "list of whole numbers",
+    NUMBERS: "list of numbers",
 }
 HEAD = """\
 # The config: every key
@@ -99,6 +102,8 @@ def keys(name: str, section: Any) -> str:
 def type_of(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return TYPES[str]
+    if hint == NUMBERS:
+        return TYPES[NUMBERS]
     if get_origin(hint) is tuple:
         return TYPES[tuple]
     kinds = get_args(hint) or (hint,)
@@ -122,7 +127,7 @@ def as_yaml(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, tuple):
-        return f"[{', '.join(map(str, value))}]"
+        return f"[{', '.join(map(as_yaml, value))}]"
     return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else str(value)
 
 
@@ -135,7 +140,7 @@ def loss() -> str:
         for name in LOSS_PARAMETERS
     )
     parameters = (
-        (f"`loss.{name}`", type_of(kind_of(name)), rule.text, PARAMETER_MEANINGS[name])
+        (f"`loss.{name}`", type_of(kind_of(a_default(name))), rule.text, PARAMETER_MEANINGS[name])
         for name, rule in PARAMETER_RULES.items()
     )
     return LOSS.format(
@@ -151,9 +156,10 @@ def loss_defaults(name: str) -> Iterator[tuple[str, Any]]:
         yield from MINING.items()
 
 
-def kind_of(parameter: str) -> type:
+def a_default(parameter: str) -> Any:
+    """The parameter's default in one of the losses that have it."""
     known = (dict(loss_defaults(name)) for name in LOSS_PARAMETERS)
-    return next(type(each[parameter]) for each in known if parameter in each)
+    return next(each[parameter] for each in known if parameter in each)
 
 
 def datasets() -> str:

@@ -39,14 +39,14 @@ class Histogram:
 
 @dataclass(frozen=True)
 class PairReport:
-    """A pair is selected by mining, or without mining if its weight w_ij = |dL/dS_ij| is not zero."""
+    """A pair is selected by mining, or without mining if its weight is not zero."""
 
     anchors: float  # the share of anchors with a selected pair
     positives: float  # selected positives per anchor
     negatives: float  # selected negatives per anchor
     positive_similarities: Histogram
     negative_similarities: Histogram
-    weights: Histogram  # log10 of those above zero
+    weights: Histogram  # log10 |dL/dS_ij| of those that are not zero
 
 
 @torch.no_grad()
@@ -84,7 +84,7 @@ def _counts(
     for block in sweeps.blocks():
         of_rows = select(loss, t, block.where)
         S, valid, known = block.S_pos, block.slots.valid, against_positives(loss, of_rows)
-        w = masked(loss.positive_weight(S, known), valid, 0)
+        w = masked(loss.positive_weight(S, known), valid, 0).abs()
         selected = w > 0
         if loss.mining is not None:
             selected = loss.mining.select_positive(S, known) & valid

@@ -1,7 +1,8 @@
 """The dense loss from its definition: two masks, the whole matrix S, plain autograd.
 
 It shares no code with the engine, so that it is an oracle for it. It takes O(m^2) memory, and
-O(m^3) for the triplet loss, which compares every positive with every negative.
+O(m^3) for the losses that compare every positive with other pairs (triplet, recall_surrogate,
+smooth_ap).
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ def dense_loss(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def pair_weights(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """w_ij = |dL/dS_ij| of the positive and of the negative pairs, two m x m matrices (Eq. 3)."""
+    """(w_pos, w_neg): the weights of the positive and of the negative pairs, two m x m matrices.
+
+    dL/dS = w_neg - w_pos. A positive weight pulls a positive pair together, or pushes a negative one
+    apart. For the losses of the paper all weights are w_ij = |dL/dS_ij| >= 0 (Eq. 3). A positive pair
+    may have a weight below 0 in `supcon`, where its share in the softmax may exceed 1/P, and in
+    `recall_surrogate` and `smooth_ap`, where it may rank before a positive that matters more.
+    """
     check_batch(embeddings, labels)
     with full_precision(embeddings.device):
         return weights_of_similarities(loss, similarities(embeddings), labels)

@@ -111,6 +111,17 @@ class Sum(Additive):
 
 
 @dataclass(frozen=True)
+class SumOfBatch(Additive):
+    """sum term(S) over the pairs of all anchors, in float64: there may be billions of them."""
+
+    term: Term
+    scope: ClassVar[Scope] = Scope.BATCH
+
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
+        return (masked(self.term(S, t), keep, 0).sum(dtype=torch.float64),)
+
+
+@dataclass(frozen=True)
 class Count(Additive):
     """The number of pairs."""
 
@@ -133,13 +144,26 @@ class Exponent:
     shift: float = 0.0
 
 
-@dataclass(frozen=True)
-class LogSumExp(Statistic):
-    """log sum e^{scale S + shift}; -inf where there is no pair.
+class Exponentials(Statistic):
+    """log sum e^x; -inf where there is no pair.
 
-    The partial result is (maximum, sum relative to the maximum), without the shift. Terms below
-    e^LEAST of the maximum count as e^LEAST.
+    The partial result is (maximum of x, sum of e^x relative to the maximum). Terms below e^LEAST of the
+    maximum count as e^LEAST.
     """
+
+    def merge(self, a: Partial, b: Partial) -> Partial:
+        top = torch.maximum(a[0], b[0])
+        scale_a, scale_b = torch.exp(a[0] - finite(top)), torch.exp(b[0] - finite(top))
+        return top, a[1] * scale_a + b[1] * scale_b
+
+    def finish(self, partial: Partial) -> Tensor:
+        top, total = partial  # top is -inf where there is no pair
+        return top + total.log()
+
+
+@dataclass(frozen=True)
+class LogSumExp(Exponentials):
+    """log sum e^{scale S + shift}; the partial result is without the shift."""
 
     exponent: Exponent
 
@@ -151,14 +175,20 @@ class LogSumExp(Statistic):
         x = torch.add(-finite(top)[..., None], S, alpha=scale)
         return top, x.clamp_(min=LEAST).exp_().sum(-1)
 
-    def merge(self, a: Partial, b: Partial) -> Partial:
-        top = torch.maximum(a[0], b[0])
-        scale_a, scale_b = torch.exp(a[0] - finite(top)), torch.exp(b[0] - finite(top))
-        return top, a[1] * scale_a + b[1] * scale_b
-
     def finish(self, partial: Partial) -> Tensor:
-        top, total = partial  # top is -inf where there is no pair
-        return top + total.log() + self.exponent.shift
+        return super().finish(partial) + self.exponent.shift
+
+
+@dataclass(frozen=True)
+class LogSumExpOf(Exponentials):
+    """log sum e^{term(S)}, of a term that is not affine in S."""
+
+    term: Term
+
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
+        x = masked(self.term(S, t), keep, -torch.inf)
+        top = x.detach().amax(-1)
+        return top, x.sub(finite(top)[..., None]).clamp_(min=LEAST).exp_().sum(-1)
 
 
 def finite(top: Tensor) -> Tensor:
@@ -166,19 +196,33 @@ def finite(top: Tensor) -> Tensor:
     return top.clamp(min=torch.finfo(top.dtype).min)
 
 
-@dataclass(frozen=True)
-class Collect(Statistic):
-    """The similarities of the positive pairs, one per slot; +inf in an empty slot."""
+class OfPositives(Statistic):
+    """A number for each positive pair, one per slot. All positives of a row are reduced at once."""
 
     scope: ClassVar[Scope] = Scope.POSITIVE_PAIR
-
-    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
-        return (masked(S, keep, torch.inf),)
 
     def merge(self, a: Partial, b: Partial) -> Partial:
         raise AssertionError(
             "all positives of a row are reduced at once, so there is nothing to merge"
         )
+
+
+@dataclass(frozen=True)
+class Collect(OfPositives):
+    """The similarities of the positive pairs; +inf in an empty slot."""
+
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
+        return (masked(S, keep, torch.inf),)
+
+
+@dataclass(frozen=True)
+class PerPositive(OfPositives):
+    """term(S) of the positive pairs; 0 in an empty slot."""
+
+    term: Term
+
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
+        return (masked(self.term(S, t), keep, 0),)
 
 
 @dataclass(frozen=True)

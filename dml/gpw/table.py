@@ -1,4 +1,5 @@
-"""Table 1 of the paper, computed: which similarities the weight of a negative pair depends on.
+"""Table 1 of the paper, computed for every loss: which similarities the weight of a negative pair
+depends on.
 
     python -m dml.gpw.table
 

@@ -2,6 +2,9 @@
 
     F = sum_i ( sum_neg w_ij S_ij  -  sum_pos w_ij S_ij ),    w_ij = |dL/dS_ij|          (Eq. 3)
 
+The weights of the paper's losses are not negative. Those of a softmax over all pairs and of ranks may
+be, for a positive pair: dL/dS_ij = w_ij for a negative pair and -w_ij for a positive one always holds.
+
 MS mining stands in front of any weighting: the weighting then sees the selected pairs only.
 """
 
@@ -139,7 +142,9 @@ class PairLoss:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The weighting's stages, and P: the number of (selected) positives of every anchor."""
-        stages = (*self.weighting.stages(), (Side.POSITIVE, {"P": Count()}))
+        stages = self.weighting.stages()
+        if not any("P" in statistics for _, statistics in stages):
+            stages = (*stages, (Side.POSITIVE, {"P": Count()}))
         if self.mining is None:
             return stages
         return self.mining.before(stages, self.weighting.ignores_minus_inf)

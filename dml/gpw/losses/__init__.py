@@ -3,6 +3,9 @@
 - `paper` (MultiSimilarity, Equal, Contrastive, Triplet, LiftedStructure, LiftedStructureStar,
   BinomialDeviance): the losses of the paper's main text
 - `supplement` (NPairs, NCA, HistogramLoss, BinLifted): the losses of its supplement
+- `softmax` (SupCon, InfoNCE, Circle, PairwiseSigmoid): contrastive losses of later papers
+- `margin` (Margin): the margin loss with distance-weighted negatives
+- `ranks` (RecallSurrogate, SmoothAP): smooth Recall@K and average precision
 - `exponentials` (softplus, share): functions that several losses share
 """
 
@@ -11,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from dml.catalogue import complete_loss
+from dml.catalogue import Parameter, complete_loss
+from dml.gpw.losses.margin import Margin
 from dml.gpw.losses.paper import (
     BinomialDeviance,
     Contrastive,
@@ -21,6 +25,8 @@ from dml.gpw.losses.paper import (
     MultiSimilarity,
     Triplet,
 )
+from dml.gpw.losses.ranks import RecallSurrogate, SmoothAP
+from dml.gpw.losses.softmax import Circle, InfoNCE, PairwiseSigmoid, SupCon
 from dml.gpw.losses.supplement import NCA, BinLifted, HistogramLoss, NPairs
 from dml.gpw.weighting import Mining, PairLoss, Weighting
 
@@ -29,13 +35,20 @@ __all__ = [
     "NCA",
     "BinLifted",
     "BinomialDeviance",
+    "Circle",
     "Contrastive",
     "Equal",
     "HistogramLoss",
+    "InfoNCE",
     "LiftedStructure",
     "LiftedStructureStar",
+    "Margin",
     "MultiSimilarity",
     "NPairs",
+    "PairwiseSigmoid",
+    "RecallSurrogate",
+    "SmoothAP",
+    "SupCon",
     "Triplet",
     "make_loss",
 ]
@@ -54,12 +67,19 @@ LOSSES: Mapping[str, type[Weighting]] = MappingProxyType(
         "nca": NCA,
         "histogram": HistogramLoss,
         "bin_lifted": BinLifted,
+        "recall_surrogate": RecallSurrogate,
+        "smooth_ap": SmoothAP,
+        "supcon": SupCon,
+        "info_nce": InfoNCE,
+        "circle": Circle,
+        "margin": Margin,
+        "pairwise_sigmoid": PairwiseSigmoid,
     }
 )
 """The weighting of every loss by name; `dml.catalogue` has their hyper-parameters."""
 
 
-def make_loss(name: str, **parameters: float | bool) -> PairLoss:
+def make_loss(name: str, **parameters: Parameter) -> PairLoss:
     """The description of a loss. Parameters left out take the defaults of `dml.catalogue`.
 
     >>> make_loss("multi_similarity", alpha=2, beta=40, lam=0.5, eps=0.1).mining
@@ -75,5 +95,5 @@ def make_loss(name: str, **parameters: float | bool) -> PairLoss:
     return PairLoss(
         name=name,
         weighting=LOSSES[name](**complete),
-        mining=None if eps is None else Mining(eps),
+        mining=Mining(eps) if isinstance(eps, float) else None,
     )

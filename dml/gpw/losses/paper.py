@@ -157,29 +157,42 @@ class Triplet(Weighting):
 
 @dataclass(frozen=True)
 class LiftedStructure(Weighting):
-    """Eq. 6; its weights are Eq. 7 and 8.   [log sum_pos e^{lam - S} + log sum_neg e^S]_+"""
+    """Eq. 6; its weights are Eq. 7 and 8.   [log sum_pos e^{(lam - S) / tau} + log sum_neg e^{S / tau}]_+
+
+    The paper has tau = 1.
+    """
 
     lam: float
+    tau: float
     ignores_minus_inf: ClassVar = True
     shared_statistics: ClassVar = ("lse_pos", "lse_neg")
 
+    @property
+    def positive_exponent(self) -> Exponent:
+        return Exponent(-1 / self.tau, self.lam / self.tau)
+
+    @property
+    def negative_exponent(self) -> Exponent:
+        return Exponent(1 / self.tau)
+
     def stages(self) -> tuple[Stage, ...]:
         return (
-            (NEGATIVE, {"lse_neg": LogSumExp(Exponent(1))}),
-            (POSITIVE, {"lse_pos": LogSumExp(Exponent(-1, self.lam))}),
+            (NEGATIVE, {"lse_neg": LogSumExp(self.negative_exponent)}),
+            (POSITIVE, {"lse_pos": LogSumExp(self.positive_exponent)}),
         )
 
     def value(self, t: Statistics) -> Tensor:
         return torch.relu(t["lse_pos"] + t["lse_neg"])
 
-    def active(self, t: Statistics) -> Tensor:
-        return t["lse_pos"] + t["lse_neg"] > 0
+    def slope(self, t: Statistics) -> Tensor:
+        active = t["lse_pos"] + t["lse_neg"] > 0
+        return active.to(t["lse_neg"].dtype) / self.tau
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return share(Exponent(-1, self.lam), S, t["lse_pos"]).mul_(self.active(t))
+        return share(self.positive_exponent, S, t["lse_pos"]).mul_(self.slope(t))
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return share(Exponent(1), S, t["lse_neg"]).mul_(self.active(t))
+        return share(self.negative_exponent, S, t["lse_neg"]).mul_(self.slope(t))
 
 
 @dataclass(frozen=True)

@@ -22,25 +22,27 @@ POSITIVE, NEGATIVE = Side.POSITIVE, Side.NEGATIVE
 class NPairs(Weighting):
     """Supp. 2: the lifted structure loss (Eq. 6) with a single positive.
 
-    1/P sum_pos [lam - S + log sum_neg e^S]_+
+    1/P sum_pos [(lam - S) / tau + log sum_neg e^{S / tau}]_+
 
     Each positive of the anchor is the single one in turn, and the loss of the anchor is their mean.
-    With two images per class, as N-pairs draws its batches, there is only one positive.
+    With two images per class, as N-pairs draws its batches, there is only one positive. The paper has
+    tau = 1.
     """
 
     lam: float
+    tau: float
     ignores_minus_inf: ClassVar = True
     shared_statistics: ClassVar = ("P", "lse_neg", "active")
 
     def hinge(self, S: Tensor, t: Statistics) -> Tensor:
-        return torch.relu(self.lam - S + t["lse_neg"])
+        return torch.relu((self.lam - S) / self.tau + t["lse_neg"])
 
     def active(self, S: Tensor, t: Statistics) -> Tensor:
-        return (self.lam - S + t["lse_neg"] > 0).to(S.dtype)
+        return ((self.lam - S) / self.tau + t["lse_neg"] > 0).to(S.dtype)
 
     def stages(self) -> tuple[Stage, ...]:
         return (
-            (NEGATIVE, {"lse_neg": LogSumExp(Exponent(1))}),
+            (NEGATIVE, {"lse_neg": LogSumExp(Exponent(1 / self.tau))}),
             (POSITIVE, {"hinges": Sum(self.hinge), "active": Sum(self.active)}),
         )
 
@@ -48,26 +50,35 @@ class NPairs(Weighting):
         return t["hinges"] / t["P"]
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return self.active(S, t) / t["P"]
+        return self.active(S, t) / (t["P"] * self.tau)
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return share(Exponent(1), S, t["lse_neg"]).mul_(t["active"] / t["P"].clamp(min=1))
+        open_hinges = t["active"] / (t["P"].clamp(min=1) * self.tau)
+        return share(Exponent(1 / self.tau), S, t["lse_neg"]).mul_(open_hinges)
 
 
 @dataclass(frozen=True)
 class NCA(Weighting):
     """Supp. Eq. 1, negated because the paper maximises it; its weights are Supp. Eq. 2.
 
-    log sum_{k != i} e^S - log sum_pos e^S  =  log[1 + sum_neg e^S / sum_pos e^S]
+    log sum_{k != i} e^{S / tau} - log sum_pos e^{S / tau}
+        =  log[1 + sum_neg e^{S / tau} / sum_pos e^{S / tau}]
+
+    The paper has tau = 1, so that on the unit sphere two terms differ by e^2 at most.
     """
 
+    tau: float
     ignores_minus_inf: ClassVar = True
     shared_statistics: ClassVar = ("lse_pos", "lse_neg")
 
+    @property
+    def exponent(self) -> Exponent:
+        return Exponent(1 / self.tau)
+
     def stages(self) -> tuple[Stage, ...]:
         return (
-            (NEGATIVE, {"lse_neg": LogSumExp(Exponent(1))}),
-            (POSITIVE, {"lse_pos": LogSumExp(Exponent(1))}),
+            (NEGATIVE, {"lse_neg": LogSumExp(self.exponent)}),
+            (POSITIVE, {"lse_pos": LogSumExp(self.exponent)}),
         )
 
     def value(self, t: Statistics) -> Tensor:
@@ -75,10 +86,12 @@ class NCA(Weighting):
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
         # e^S / pos - e^S / (pos + neg), in a form that rounding cannot make negative
-        return share(Exponent(1), S, t["lse_pos"]) * torch.sigmoid(t["lse_neg"] - t["lse_pos"])
+        of_negatives = torch.sigmoid(t["lse_neg"] - t["lse_pos"]) / self.tau
+        return share(self.exponent, S, t["lse_pos"]) * of_negatives
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return share(Exponent(1), S, torch.logaddexp(t["lse_pos"], t["lse_neg"]))
+        w = share(self.exponent, S, torch.logaddexp(t["lse_pos"], t["lse_neg"]))
+        return w if self.tau == 1 else w.div_(self.tau)
 
 
 @dataclass(frozen=True)
