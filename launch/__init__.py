@@ -16,6 +16,7 @@
 - `status` (RunStatus, status_of): the state of a run, from its folder and Slurm's queue
 - `records` (read_studies, Study, Group, Run): what runs left behind, grouped by settings
 - `paper` (read_tables, tables_for, paper_score): the paper's tables, found by a run's settings
+- `compared` (comparisons): our results among those of other systems
 - `tables` (markdown, as_csv): the report as Markdown and CSV
 - `page` (page): the report as one HTML page
 - `plots` (chart): line charts as SVG

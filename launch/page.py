@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
+from launch.compared import comparisons
 from launch.paper import Table, tables_for
 from launch.plots import Point, Series, chart, percent
 from launch.records import Evaluation, Group, Run, Study
@@ -61,14 +62,21 @@ def section(study: Study, tables: Sequence[Table]) -> str:
     parts = [f"<h2>{escape(study.name)}</h2>"]
     parts += [f"<p>{escape(' '.join(remarks(study, tables)))}</p>"]
     if found.rows:
-        head = _row("th", found.header)
-        rows = "\n".join(_row("td", row) for row in found.rows)
-        parts.append(f'<div class="wide"><table>\n<thead>{head}</thead>\n{rows}\n</table></div>')
+        parts.append(_table(found.header, found.rows))
     if study.without_result():
         items = "\n".join(_missing(run) for run in study.without_result())
         parts.append(f"<h3>Without a result</h3>\n<ul>\n{items}\n</ul>")
     drawn = "\n".join(filter(None, figures(study, tables_for(study, tables))))
-    return "\n".join([*parts, f'<div class="figures">\n{drawn}\n</div>'])
+    parts.append(f'<div class="figures">\n{drawn}\n</div>')
+    for each in comparisons(study, tables):
+        parts += [f"<h3>{escape(each.title)}</h3>", _table(each.header, each.rows)]
+    return "\n".join(parts)
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = "\n".join(_row("td", row) for row in rows)
+    head = f"<thead>{_row('th', header)}</thead>"
+    return f'<div class="wide"><table>\n{head}\n{lines}\n</table></div>'
 
 
 def _row(tag: str, texts: Iterable[str]) -> str:

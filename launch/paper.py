@@ -20,9 +20,19 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Other:
+    """A system that a table compares MS with. recall: a score that is not printed is None."""
+
+    method: str
+    dimensions: int
+    backbone: str
+    recall: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
 class Table:
     """by: the setting in which its rows differ. where: the settings that they share. note: a remark
-    that is printed with it."""
+    that is printed with it. others: the systems it compares with."""
 
     table: str
     dataset: str
@@ -30,6 +40,7 @@ class Table:
     where: Mapping[str, Any]
     rows: tuple[Row, ...]
     note: str | None
+    others: tuple[Other, ...]
 
     @property
     def digits(self) -> int:
@@ -67,7 +78,17 @@ def _read(path: Path) -> Table:
     rows = tuple(
         Row(row["where"], dict(zip(keys, row["recall"], strict=True))) for row in tree["rows"]
     )
-    return Table(tree["table"], tree["dataset"], tree["by"], tree["where"], rows, tree.get("note"))
+    others = tuple(
+        Other(
+            row["method"],
+            row["dimensions"],
+            row["backbone"],
+            dict(zip(keys, row["recall"], strict=True)),
+        )
+        for row in tree.get("others", ())
+    )
+    title, note = tree["table"], tree.get("note")
+    return Table(title, tree["dataset"], tree["by"], tree["where"], rows, note, others)
 
 
 def tables_for(study: Study, tables: Sequence[Table]) -> tuple[Table, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dml.catalogue import PRESETS
+from launch.compared import comparisons
 from launch.paper import Table, paper_score, tables_for
 from launch.records import Group, Run, Spread, Study
 from launch.run_files import SCORES
@@ -157,12 +158,18 @@ def markdown(studies: Sequence[Study], tables: Sequence[Table]) -> str:
         found = table_cells(study, tables)
         parts += [f"## {study.name}", " ".join(remarks(study, tables))]
         if found.rows:
-            lines = [found.header, ["---"] * len(found.header), *found.rows]
-            parts.append("\n".join(f"| {' | '.join(map(_escape, line))} |" for line in lines))
+            parts.append(_table(found.header, found.rows))
+        for each in comparisons(study, tables):
+            parts += [f"### {each.title}", _table(each.header, each.rows)]
         if study.without_result():
             items = "\n".join(f"- {describe_missing(run)}" for run in study.without_result())
             parts.append(f"Without a result:\n\n{items}")
     return "\n\n".join(parts) + "\n"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(_escape, line))} |" for line in lines)
 
 
 def as_csv(studies: Sequence[Study], tables: Sequence[Table]) -> str:

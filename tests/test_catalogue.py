@@ -106,6 +106,47 @@ def test_bins_is_a_whole_number_of_at_least_two(bins: object) -> None:
     ]
 
 
+LIST = "must be a list of whole numbers, not empty, positive and strictly increasing, at most 1,000,000,000"
+
+
+@pytest.mark.parametrize("ks", [[], [2, 1], [1.5], [True], "1", 1, [0, 1]])
+def test_ks_are_a_list_of_increasing_whole_numbers(ks: object) -> None:
+    assert lines("recall_surrogate", ks=ks) == [
+        f"ks = {ks!r}: {LIST}; the default is (1, 2, 4, 8, 16)"
+    ]
+
+
+def test_taus_are_one_number_for_each_k() -> None:
+    assert complete_loss("recall_surrogate", {"ks": [1, 3]})[0]["taus"] == (1.0, 3.0)
+    assert complete_loss("recall_surrogate", {"ks": (1, 3), "taus": [1, 0.5]})[0]["taus"] == (
+        1.0,
+        0.5,
+    )
+    assert lines("recall_surrogate", taus=[1, 2]) == [
+        "taus = [1, 2]: must be one for each of the 5 ks; drop taus for tau_k = k"
+    ]
+    for taus in ([1, 2, 3, 4, -1], [1, 2, 3, 4, math.inf], [1, 2, 3, 4, "5"], 1.0):
+        (line,) = lines("recall_surrogate", taus=taus)
+        assert "must be a list of finite numbers, each above 0" in line
+
+
+@pytest.mark.parametrize("variant", ["both", "", 1, None])
+def test_supcon_has_two_variants(variant: object) -> None:
+    assert lines("supcon", variant=variant) == [
+        f"variant = {variant!r}: must be text, one of out, in; the default is out"
+    ]
+
+
+@pytest.mark.parametrize("name", ["nca", "n_pairs", "lifted_structure", "supcon", "smooth_ap"])
+def test_a_temperature_is_above_zero(name: str) -> None:
+    assert "tau = 0: must be a finite number, above 0" in lines(name, tau=0)[0]
+
+
+@pytest.mark.parametrize("name", ["nca", "n_pairs", "lifted_structure"])
+def test_the_temperature_of_the_papers_losses_is_one(name: str) -> None:
+    assert complete_loss(name, {})[0]["tau"] == 1.0
+
+
 @pytest.mark.parametrize("eps", [-0.1, math.nan, True, None])
 def test_eps_is_not_negative(eps: object) -> None:
     assert "must be a finite number, at least 0" in lines("ms_mining", eps=eps)[0]

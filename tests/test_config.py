@@ -77,6 +77,31 @@ def test_ks_default_to_those_of_the_dataset() -> None:
     assert base_with("data.dataset=cub200", "eval.ks=[1, 3]").eval.ks == (1, 3)
 
 
+def test_the_dimensions_of_the_margin_loss_are_those_of_the_embedding() -> None:
+    config = base_with("loss.name=margin", "model.embedding_size=64")
+    assert config.loss.parameters["dim"] == 64
+    write("again.yaml", to_yaml(config))
+    assert load(["again.yaml"]) == config
+    assert base_with("loss.name=margin").loss.parameters["dim"] == 512
+    assert "dim" not in base_with("loss.name=triplet").loss.parameters
+    assert problems("base.yaml", sets=("loss.name=margin", "loss.dim=128")) == [
+        "loss.dim = 128 (--set): must be model.embedding_size, which is 512; drop loss.dim"
+    ]
+    (wrong,) = problems("base.yaml", sets=("loss.name=margin", "model.embedding_size=many"))
+    assert wrong.startswith("model.embedding_size = 'many'")
+
+
+def test_a_loss_with_lists_and_a_choice_round_trips() -> None:
+    sets = ("loss.name=recall_surrogate", "loss.ks=[1, 4]", "loss.taus=[1, 2.5]")
+    config = base_with(*sets)
+    assert config.loss.parameters["ks"] == (1, 4)
+    assert config.loss.parameters["taus"] == (1.0, 2.5)
+    write("again.yaml", to_yaml(config))
+    assert load(["again.yaml"]) == config
+    assert base_with(*sets[:2]).loss.parameters["taus"] == (1.0, 4.0), "tau_k = k"
+    assert base_with("loss.name=supcon", "loss.variant=in").loss.parameters["variant"] == "in"
+
+
 def test_every_section_of_the_contract_exists() -> None:
     contract = "run, data, batch, model, loss, engine, optim, length, eval, save"
     assert ", ".join(SECTIONS) == contract

@@ -34,6 +34,16 @@ def test_value_is_that_of_the_naive_loop(variant, seed):
     assert dense_loss(make(variant), X, labels).item() == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", ["nca", "n_pairs", "lifted_structure"])
+def test_without_a_temperature_the_loss_is_the_papers(name):
+    X, labels = batch()
+    lam = {} if name == "nca" else {"lam": 0.5}
+    expected = naive.value(name, X @ X.T, labels, **lam)  # its tau is 1
+    assert dense_loss(make_loss(name, **lam), X, labels).item() == pytest.approx(
+        expected, rel=1e-12
+    )
+
+
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_weights_are_the_derivative_of_the_value(variant, seed):

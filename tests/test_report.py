@@ -332,6 +332,42 @@ def test_a_study_of_the_learning_rate_stands_beside_the_table_of_its_dataset(run
     assert score == "78.2/90.5/96.0/98.7"
 
 
+@pytest.mark.parametrize("name", ["sop", "cub200", "cars196", "inshop"])
+def test_every_report_shows_the_systems_that_the_paper_compares_with(runs, report, name):
+    """Also a study of the batch size, which stands beside another table; ours come first."""
+    sets = ["batch.classes=4"], ["batch.classes=8", "model.backbone=resnet50"]
+    for label, given in zip(("bs20-seed0", "bs40-seed0"), sets, strict=True):
+        root = runs(label, given, config=ROOT / "configs" / f"{name}.yaml")
+    html, text, _ = report(root)
+    _, _, after = text.partition("### The systems of Table ")
+    lines = [line.strip("| ").split(" | ") for line in after.splitlines() if line[:1] == "|"]
+    assert lines[0][:4] == ["system", "dimensions", "backbone", "Recall@1"]
+    assert lines[2][:4] == ["ours: bs20", "512", "BN-Inception", "50.0"]
+    assert lines[3][:4] == ["ours: bs40", "512", "ResNet-50", "50.0"]
+    found = {line[0]: (int(line[1]), float(line[3])) for line in lines[2:] if line[1].isdigit()}
+    assert found.items() >= test_configs.OTHERS[name].items()
+    assert found["MS, the paper"] == (512, float(test_configs.BASES[name]))
+    assert "as published</h3>" in html
+    assert html.count("<td>ABE (ensemble)</td>") == 1
+
+
+def test_what_others_measured_of_ms_is_marked_as_such(runs, report):
+    """Musgrave et al. 2020 on Cars-196: precision@1 and MAP@R."""
+    html, text, _ = report(runs("one", config=ROOT / "configs" / "cars196.yaml"))
+    assert "MS on cars196 as measured by others, neither its authors nor us" in text
+    row = "| MS with its miner | 4 x 128 | BN-Inception | 83.7 | 27.0 | Reality Check |"
+    assert row in text
+    assert "| MS | 512 | BN-Inception | 78.4 |  | research-ms-loss#6" in text
+    assert "<td>MS with its miner</td><td>4 x 128</td>" in html
+
+
+def test_icons_have_no_published_systems(runs, report):
+    html, text, _ = report(runs("one", config=ROOT / "configs" / "icons.yaml"))
+    for made in (html, text):
+        assert "as published" not in made
+        assert "by others" not in made
+
+
 @pytest.mark.parametrize(
     ("dataset", "sizes"), [("sop", test_configs.SOP), ("cub200", test_configs.CUB)]
 )
