@@ -32,11 +32,11 @@ PEERS_UP_TO, LOOP_UP_TO = 4000, 1000
 D = 512
 
 
-def batch(m: int, stage: str) -> tuple[Tensor, Tensor]:
+def batch(m: int, stage: str, per_class: int = PER_CLASS) -> tuple[Tensor, Tensor]:
     """Unit vectors: at the start all share a direction, in the middle each class has a direction as
     well, at the end the classes share none."""
     torch.manual_seed(0)
-    labels = torch.arange(m) // PER_CLASS
+    labels = torch.arange(m) // per_class
     common, noise = torch.randn(1, D), torch.randn(m, D)
     centres = torch.randn(m, D)[labels]
     X = {

@@ -73,9 +73,14 @@ ROWS = {
         ("time at m = 2,048", TIME, "at m = 1,024", "<= 20"),
     ],
     "losses": [
-        (f"{name}, m = 40, middle", TIME, "two products", "<= 3")
-        for name in LOSSES
-        if name != "multi_similarity"
+        *(
+            (f"{name}, m = 40, 5 per class, middle", TIME, "two products", "<= 3")
+            for name in LOSSES
+            if name not in ("multi_similarity", "recall_surrogate", "smooth_ap")
+        ),
+        ("recall_surrogate, m = 40, 4 per class, middle", TIME, "two products", "<= 6"),
+        ("smooth_ap, m = 40, 4 per class, middle", TIME, "two products", "<= 6"),
+        ("recall_surrogate query by query, m = 40, 4 per class, middle", TIME, "ours", ""),
     ],
     "recall": [
         ("recall, 2,000 x 16", TIME, "product", "<= 1.4"),
