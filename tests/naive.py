@@ -152,7 +152,7 @@ def margin(anchors, alpha, beta, dim, cutoff, nonzero_loss_cutoff):  # Wu et al.
     """anchors: (positives, negatives) of every anchor."""
 
     def distance(s):
-        return math.sqrt(max(2 - 2 * s, 0) + 1e-8)
+        return math.sqrt(max(2 - 2 * s, 1e-8))
 
     def weight(s):  # 1 / q(D), clipped
         D = math.sqrt(max(2 - 2 * s, 0))

@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from dml.catalogue import LOSS_PARAMETERS
 from dml.gpw import LOSSES
 from dml.gpw.table import dependence, rows
 
@@ -49,6 +51,13 @@ def test_mining_adds_similarity_p():
     # The paper says SP. Counting the selected pairs in 1/N_i makes the weight depend on the other
     # negatives too (docs/decisions/0003).
     assert dependence(rows()["binomial_deviance, mined"]) == "SPN"
+
+
+def test_the_page_of_losses_has_a_row_for_each_with_its_parameters():
+    page = (Path(__file__).parents[1] / "docs" / "losses.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    found = {row[0].strip("`"): row[-2] for row in rows}
+    assert found == {name: ", ".join(LOSS_PARAMETERS[name]) for name in LOSSES}
 
 
 def test_the_command_prints_the_table():

@@ -67,7 +67,7 @@ LOSS = """\
 false by default, and `eps` is allowed with `mine: true` only. The defaults of `beta` and `lam` are those of the
 authors' public code, also in `configs/presets/authors.yaml`; `configs/presets/paper.yaml` has those of the paper's
 text. From pretrained weights the first trains and the second stalls ([log.md](log.md)). The equations stand in
-`dml/gpw/losses`.
+[losses.md](losses.md).
 """
 
 

@@ -111,14 +111,16 @@ class Sum(Additive):
 
 
 @dataclass(frozen=True)
-class SumOfBatch(Additive):
-    """sum term(S) over the pairs of all anchors, in float64: there may be billions of them."""
+class SumsOfBatch(Additive):
+    """sum term(S) over the pairs of all anchors, for several terms; in float64, as there may be billions
+    of pairs."""
 
-    term: Term
+    terms: Callable[[Tensor, Statistics], tuple[Tensor, ...]]
     scope: ClassVar[Scope] = Scope.BATCH
 
     def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
-        return (masked(self.term(S, t), keep, 0).sum(dtype=torch.float64),)
+        sums = [masked(x, keep, 0).sum(dtype=torch.float64) for x in self.terms(S, t)]
+        return (torch.stack(sums),)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dml.gpw.statistics import (
     Scope,
     Side,
     Statistics,
-    SumOfBatch,
+    SumsOfBatch,
 )
 from dml.gpw.weighting import Stage, Weighting
 
@@ -50,71 +50,64 @@ class Margin(Weighting):
     nonzero_loss_cutoff: float
     scope: ClassVar[Scope] = Scope.BATCH
     ignores_minus_inf: ClassVar = True
-    shared_statistics: ClassVar = ("P", "lse_neg", "sum_pos", "sum_neg", "live_pos", "live_neg")
+    shared_statistics: ClassVar = ("P", "lse_neg", "of_positives", "of_negatives")
 
     def distance(self, S: Tensor) -> Tensor:
-        """D, with the 1e-8 of the published code under the root: its slope is finite at S = 1."""
-        return (torch.relu(2 - 2 * S) + 1e-8).sqrt()
+        """D, at least 1e-4: its slope would be infinite at S = 1."""
+        return torch.rsub(S, 2, alpha=2).clamp(min=1e-8).sqrt()
 
-    def slope(self, S: Tensor) -> Tensor:
-        """-dD/dS; rounding may carry S beyond 1, where D is constant."""
-        return (S < 1) / self.distance(S)
+    def slope(self, S: Tensor, D: Tensor) -> Tensor:
+        """-dD/dS"""
+        return (S < 1 - 5e-9) / D
 
     def log_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        """-log q(D), clipped; -inf from the far cutoff on."""
+        """-log q(D) up to a constant, clipped; -inf from the far cutoff on."""
         near, far = self.cutoff**2, self.nonzero_loss_cutoff**2
-        D2 = 2 - 2 * S.detach()
+        D2 = torch.rsub(S.detach(), 2, alpha=2)
         clipped = D2.clamp(near, far)
-        x = (1 - self.dim / 2) * clipped.log() + (3 - self.dim) / 2 * torch.log1p(clipped / -4)
+        x = torch.rsub(clipped, 4).log_().mul_((3 - self.dim) / 2)
+        x.add_(clipped.log_(), alpha=1 - self.dim / 2)
         return torch.where(D2 < far, x, -torch.inf)
 
-    def share(self, S: Tensor, t: Statistics) -> Tensor:
+    def draws(self, S: Tensor, t: Statistics) -> Tensor:
         """How many of an anchor's P draws take this negative, in expectation."""
-        return share(Exponent(1), self.log_weight(S, t), t["lse_neg"].detach()) * t["P"]
+        return share(Exponent(1), self.log_weight(S, t), t["lse_neg"].detach()).mul_(t["P"])
 
-    def positive_hinge(self, S: Tensor, t: Statistics) -> Tensor:
-        return torch.relu(self.alpha + self.distance(S) - self.beta)
+    def positive_hinge(self, D: Tensor) -> Tensor:
+        return torch.relu(D + (self.alpha - self.beta))
 
-    def negative_hinge(self, S: Tensor, t: Statistics) -> Tensor:
-        return torch.relu(self.alpha - self.distance(S) + self.beta)
+    def negative_hinge(self, D: Tensor) -> Tensor:
+        return torch.relu(self.alpha + self.beta - D)
 
-    def positive_live(self, S: Tensor, t: Statistics) -> Tensor:
-        return self.positive_hinge(S.detach(), t).sign()
+    def positive_terms(self, S: Tensor, t: Statistics) -> tuple[Tensor, Tensor]:
+        hinge = self.positive_hinge(self.distance(S))
+        return hinge, hinge.detach().sign()
 
-    def negative_live(self, S: Tensor, t: Statistics) -> Tensor:
-        return self.share(S, t) * self.negative_hinge(S.detach(), t).sign()
+    def negative_terms(self, S: Tensor, t: Statistics) -> tuple[Tensor, Tensor]:
+        hinge, draws = self.negative_hinge(self.distance(S)), self.draws(S, t)
+        return draws * hinge, draws * hinge.detach().sign()
 
     def stages(self) -> tuple[Stage, ...]:
         return (
             (NEGATIVE, {"lse_neg": LogSumExpOf(self.log_weight)}),
-            (
-                POSITIVE,
-                {
-                    "P": Count(),
-                    "sum_pos": SumOfBatch(self.positive_hinge),
-                    "live_pos": SumOfBatch(self.positive_live),
-                },
-            ),
-            (
-                NEGATIVE,
-                {
-                    "sum_neg": SumOfBatch(
-                        lambda S, t: self.share(S, t) * self.negative_hinge(S, t)
-                    ),
-                    "live_neg": SumOfBatch(self.negative_live),
-                },
-            ),
+            (POSITIVE, {"P": Count(), "of_positives": SumsOfBatch(self.positive_terms)}),
+            (NEGATIVE, {"of_negatives": SumsOfBatch(self.negative_terms)}),
         )
 
-    def live(self, t: Statistics) -> Tensor:
-        """The number of active pairs; a negligible floor where there are none."""
-        return (t["live_pos"] + t["live_neg"]).clamp(min=1e-30)
+    def total(self, t: Statistics) -> tuple[Tensor, Tensor]:
+        """The sum of all hinges, and the number of active pairs; a negligible floor if there are none."""
+        hinges, active = t["of_positives"] + t["of_negatives"]
+        return hinges, active.clamp(min=1e-30)
 
     def value(self, t: Statistics) -> Tensor:
-        return (t["sum_pos"] + t["sum_neg"]) / self.live(t)
+        hinges, active = self.total(t)
+        return hinges / active
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return self.positive_live(S, t) * self.slope(S) / self.live(t)
+        D = self.distance(S)
+        return self.positive_hinge(D).sign_() * self.slope(S, D) / self.total(t)[1]
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return self.negative_live(S, t) * self.slope(S) / self.live(t)
+        D = self.distance(S)
+        w = self.draws(S, t).mul_(self.negative_hinge(D).sign_())
+        return w.mul_(self.slope(S, D)).div_(self.total(t)[1])
