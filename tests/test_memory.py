@@ -32,7 +32,9 @@ def test_forward_and_backward_at_16384_take_less_than_300_mib():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-@pytest.mark.parametrize("loss", ["triplet", "histogram", "bin_lifted", "nca"])
+@pytest.mark.parametrize(
+    "loss", ["triplet", "histogram", "bin_lifted", "nca", "smooth_ap", "margin"]
+)
 def test_other_losses_take_no_more(loss):
     """At m = 8,192 the dense matrix takes 256 MiB, and an engine that holds it needs several of them."""
     assert extra_bytes(8_192, loss) < 150 * MIB

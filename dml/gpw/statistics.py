@@ -218,16 +218,6 @@ class Collect(OfPositives):
 
 
 @dataclass(frozen=True)
-class PerPositive(OfPositives):
-    """term(S) of the positive pairs; 0 in an empty slot."""
-
-    term: Term
-
-    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
-        return (masked(self.term(S, t), keep, 0),)
-
-
-@dataclass(frozen=True)
 class SumPerPositive(Additive):
     """sum over an anchor's negatives n of term(S_an, S_ap), for each of its positives p.
 

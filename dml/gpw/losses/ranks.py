@@ -12,13 +12,15 @@ For a loss of these, with its derivatives c_pos = dL/da_ip and c_neg = dL/dn_ip,
     w_in = sum_p c_neg_ip s'(S_in - S_ip)
     w_ip = c_neg_ip sum_n s'(S_in - S_ip) + sum_q (c_pos_ip - c_pos_iq) s'(S_iq - S_ip)
 
-since s' is even. Everything that a pair needs to know of an anchor are three numbers per positive: S_ip,
-c_neg_ip and w_ip. The work on a negative pair is that of the triplet loss, once per positive.
+since s' is even. All that the weights need to know of an anchor are three numbers per positive: S_ip,
+c_neg_ip and w_ip. A negative pair is compared with one positive at a time, so memory does not grow with
+their number.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,7 +32,6 @@ from dml.gpw.statistics import (
     Collect,
     OfPositives,
     Partial,
-    PerPositive,
     Scope,
     Side,
     Statistics,
@@ -39,16 +40,27 @@ from dml.gpw.statistics import (
 from dml.gpw.weighting import Stage, Weighting
 
 POSITIVE, NEGATIVE = Side.POSITIVE, Side.NEGATIVE
+COMPARED = 2**20  # pairs of positives that are compared at a time
 
 
-def step(S: Tensor, S_ap: Tensor, tau: float) -> Tensor:
-    """s(S - S_ap); 0 for S = -inf, and for the +inf of an empty slot."""
-    return torch.add(S_ap / -tau, S, alpha=1 / tau).sigmoid_()
+def step(S: Tensor, shift: Tensor, tau: float) -> Tensor:
+    """s(S - S_ap), with shift = -S_ap / tau; 0 for S = -inf, and for the +inf of an empty slot."""
+    return torch.add(shift, S, alpha=1 / tau).sigmoid_()
 
 
 def slope(s: Tensor) -> Tensor:
     """tau s', from s, in place."""
     return s.addcmul_(s, s, value=-1)
+
+
+def compared(S: Tensor, tau: float) -> Iterator[tuple[slice, Tensor]]:
+    """s(S_iq - S_ip) for all positives p, and some positives q at a time: R x K x q."""
+    R, K = S.shape
+    width = max(1, COMPARED // (R * K))
+    shift = (S / -tau)[..., None]
+    for first in range(0, K, width):
+        Q = slice(first, first + width)
+        yield Q, step(S[:, None, Q], shift, tau)
 
 
 @dataclass(frozen=True)
@@ -58,12 +70,11 @@ class PositivesBefore(OfPositives):
     tau: float
 
     def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
-        total = torch.zeros_like(S)
-        for q in range(S.shape[-1]):
-            before = step(S[:, q, None], S, self.tau)
-            others = torch.arange(S.shape[-1], device=S.device) != q
-            counts = others if keep is None else others & keep[:, q, None]
-            total = total + torch.where(counts, before, 0)
+        total, slots = torch.zeros_like(S), torch.arange(S.shape[-1], device=S.device)
+        for Q, s in compared(S, self.tau):
+            others = slots[Q] != slots[:, None]
+            counts = others if keep is None else others & keep[:, None, Q]
+            total = total + torch.where(counts, s, 0).sum(-1)
         return (masked(total, keep, 0),)
 
 
@@ -76,11 +87,30 @@ class NegativesBefore(Additive):
 
     def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
         sums, slopes = [], []
-        for S_ap in t["positives"].unbind(-1):
-            s = masked(step(S, S_ap, self.tau), keep, 0)
+        for shift in (t["positives"] / -self.tau).unbind(-1):
+            s = masked(step(S, shift, self.tau), keep, 0)
             sums.append(s.sum(-1))
             slopes.append(slope(s.detach().clone() if s.requires_grad else s).sum(-1))
-        return (torch.stack([torch.stack(sums, -1), torch.stack(slopes, -1)], -1),)
+        both = torch.stack([*sums, *slopes], -1)
+        return (both.view(*both.shape[:-1], 2, -1).transpose(-1, -2),)
+
+
+@dataclass(frozen=True)
+class PairWeights(OfPositives):
+    """For each positive p: c_neg_ip and w_ip."""
+
+    loss: RankLoss
+
+    def reduce(self, S: Tensor, keep: Tensor | None, t: Statistics) -> Partial:
+        loss, S = self.loss, S.detach()
+        a, n, valid = (x.detach() for x in loss.ranks(t))
+        c_pos, c_neg = loss.derivatives(a, n, valid)
+        w = c_neg * t["negatives_before"][..., 1].detach()
+        for Q, s in compared(S, loss.tau):
+            difference = (c_pos[..., None] - c_pos[:, None, Q]) * valid[:, None, Q]
+            w = w + slope(s).mul_(difference).sum(-1)
+        both = torch.stack([c_neg, w], -1) / loss.tau
+        return (masked(both, None if keep is None else keep[..., None], 0),)
 
 
 class RankLoss(Weighting):
@@ -88,7 +118,7 @@ class RankLoss(Weighting):
 
     tau: float
     ignores_minus_inf: ClassVar = True
-    shared_statistics: ClassVar = ("positives", "c_neg", "w_pos")
+    shared_statistics: ClassVar = ("positives", "weights")
 
     @abstractmethod
     def of_ranks(self, a: Tensor, n: Tensor, valid: Tensor) -> Tensor:
@@ -103,36 +133,23 @@ class RankLoss(Weighting):
 
     def stages(self) -> tuple[Stage, ...]:
         before = {"positives": Collect(), "positives_before": PositivesBefore(self.tau)}
-        weights = {"c_neg": PerPositive(self.c_neg), "w_pos": PerPositive(self.w_pos)}
         return (
             (POSITIVE, before),
             (NEGATIVE, {"negatives_before": NegativesBefore(self.tau)}),
-            (POSITIVE, weights),
+            (POSITIVE, {"weights": PairWeights(self)}),
         )
 
     def value(self, t: Statistics) -> Tensor:
         return self.of_ranks(*self.ranks(t))
 
-    def c_neg(self, S: Tensor, t: Statistics) -> Tensor:
-        return self.derivatives(*(x.detach() for x in self.ranks(t)))[1]
-
-    def w_pos(self, S: Tensor, t: Statistics) -> Tensor:
-        a, n, valid = (x.detach() for x in self.ranks(t))
-        S, c_pos, c_neg = S.detach(), *self.derivatives(a, n, valid)
-        w = c_neg * t["negatives_before"][..., 1].detach()
-        for q in range(S.shape[-1]):
-            difference = (c_pos - c_pos[:, q, None]) * valid[:, q, None]
-            w.addcmul_(slope(step(S[:, q, None], S, self.tau)), difference)
-        return w / self.tau
-
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        return t["w_pos"]
+        return t["weights"][..., 1]
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
         w = torch.zeros_like(S)
-        slots = zip(t["positives"].unbind(-1), t["c_neg"].unbind(-1), strict=True)
-        for S_ap, c in slots:
-            w.addcmul_(slope(step(S, S_ap, self.tau)), c / self.tau)
+        shifts, c_neg = t["positives"] / -self.tau, t["weights"][..., 0]
+        for shift, c in zip(shifts.unbind(-1), c_neg.unbind(-1), strict=True):
+            w.addcmul_(slope(step(S, shift, self.tau)), c)
         return w
 
 
@@ -150,27 +167,21 @@ class RecallSurrogate(RankLoss):
     ks: tuple[int, ...]
     taus: tuple[float, ...]
 
-    def within(self, a: Tensor, n: Tensor, valid: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """For every k: sigmoid((k - r) / tau_k), their sum over the positives, and min(k, P)."""
+    def within(self, a: Tensor, n: Tensor, valid: Tensor) -> tuple[Tensor, ...]:
+        """k and tau_k; for every k: sigmoid((k - r) / tau_k), their sum over the positives, min(k, P)."""
+        both = torch.tensor([self.ks, self.taus], dtype=a.dtype)[..., None, None]
+        ks, taus = both.to(a.device, non_blocking=True)
+        s = torch.where(valid, torch.sigmoid((ks - (a + n)) / taus), 0)
         P = valid.sum(-1, keepdim=True, dtype=a.dtype).clamp(min=1)
-        found = []
-        for k, tau in zip(self.ks, self.taus, strict=True):
-            s = torch.where(valid, torch.sigmoid((k - a - n) / tau), 0)
-            found.append((s, s.sum(-1, keepdim=True), P.clamp(max=k)))
-        return found
+        return ks, taus, s, s.sum(-1, keepdim=True), torch.minimum(P, ks)
 
     def of_ranks(self, a: Tensor, n: Tensor, valid: Tensor) -> Tensor:
-        recalls = [
-            total.clamp(max=k) / most
-            for k, (_, total, most) in zip(self.ks, self.within(a, n, valid), strict=True)
-        ]
-        return 1 - torch.cat(recalls, -1).mean(-1)
+        ks, _, _, total, most = self.within(a, n, valid)
+        return 1 - (torch.where(total <= ks, total, ks) / most).mean(0).squeeze(-1)
 
     def derivatives(self, a: Tensor, n: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        c = torch.zeros_like(a)
-        of_ks = zip(self.ks, self.taus, self.within(a, n, valid), strict=True)
-        for k, tau, (s, total, most) in of_ks:
-            c += s * (1 - s) * (total <= k) / (most * tau * len(self.ks))
+        ks, taus, s, total, most = self.within(a, n, valid)
+        c = (slope(s) * ((total <= ks) / (most * taus))).mean(0)
         return c, c
 
 
