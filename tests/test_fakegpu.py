@@ -6,7 +6,10 @@ import torch
 from batches import IDS
 from fleet import run
 
-SLOW_LOSSES = {"histogram", "bin_lifted"}  # their weights interpolate between bins
+# Launches beyond the budget at m = 4,000: weights between bins, non-affine exponents, ranks, and for
+# margin a third sweep.
+MORE = dict.fromkeys(("histogram", "bin_lifted", "circle", "recall_surrogate", "smooth_ap"), 20)
+MORE["margin"] = 40
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids="{} processes".format)
@@ -105,5 +108,5 @@ def test_a_planted_mix_of_devices_fails(alone):
 )
 def test_a_step_launches_few_kernels(alone, m, W, budget):
     for name, launches in alone["launches"][m, W].items():
-        more = 20 if name in SLOW_LOSSES and m == 4_000 else 0
+        more = MORE.get(name, 0) if m == 4_000 else 0
         assert 30 < launches <= budget + more, f"{name}: {launches}"

@@ -5,21 +5,22 @@ The notation is that of `paper`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from dml.gpw.losses.exponentials import share
 from dml.gpw.statistics import (
+    LEAST,
     Count,
-    Exponent,
     LogSumExpOf,
     Scope,
     Side,
     Statistics,
     SumsOfBatch,
+    finite,
 )
 from dml.gpw.weighting import Stage, Weighting
 
@@ -52,26 +53,30 @@ class Margin(Weighting):
     ignores_minus_inf: ClassVar = True
     shared_statistics: ClassVar = ("P", "lse_neg", "of_positives", "of_negatives")
 
-    def distance(self, S: Tensor) -> Tensor:
-        """D, at least 1e-4: its slope would be infinite at S = 1."""
-        return torch.rsub(S, 2, alpha=2).clamp(min=1e-8).sqrt()
+    def squared_distance(self, S: Tensor) -> Tensor:
+        return torch.rsub(S, 2, alpha=2)
 
-    def slope(self, S: Tensor, D: Tensor) -> Tensor:
+    def distance(self, D2: Tensor) -> Tensor:
+        """D, at least 1e-4: its slope would be infinite at S = 1, and rounding can carry S beyond."""
+        return D2.clamp(min=1e-8).sqrt()
+
+    def slope(self, D2: Tensor, D: Tensor) -> Tensor:
         """-dD/dS"""
-        return (S < 1 - 5e-9) / D
+        return (D2 >= 1e-8) / D
 
-    def log_weight(self, S: Tensor, t: Statistics) -> Tensor:
+    def log_weight(self, D2: Tensor) -> Tensor:
         """-log q(D) up to a constant, clipped; -inf from the far cutoff on."""
         near, far = self.cutoff**2, self.nonzero_loss_cutoff**2
-        D2 = torch.rsub(S.detach(), 2, alpha=2)
-        clipped = D2.clamp(near, far)
+        clipped = D2.detach().clamp(near, far)
         x = torch.rsub(clipped, 4).log_().mul_((3 - self.dim) / 2)
         x.add_(clipped.log_(), alpha=1 - self.dim / 2)
         return torch.where(D2 < far, x, -torch.inf)
 
-    def draws(self, S: Tensor, t: Statistics) -> Tensor:
-        """How many of an anchor's P draws take this negative, in expectation."""
-        return share(Exponent(1), self.log_weight(S, t), t["lse_neg"].detach()).mul_(t["P"])
+    def probability(self, D2: Tensor, t: Statistics) -> Tensor:
+        """That a draw takes this negative. As in `share`, it is 0 near e^LEAST; where an anchor draws
+        none, the weight of its negatives is 0 as well."""
+        x = self.log_weight(D2).sub_(finite(t["lse_neg"].detach()))
+        return torch.threshold_(x.clamp_(LEAST, 0).exp_(), 2 * math.exp(LEAST), 0)
 
     def positive_hinge(self, D: Tensor) -> Tensor:
         return torch.relu(D + (self.alpha - self.beta))
@@ -80,16 +85,21 @@ class Margin(Weighting):
         return torch.relu(self.alpha + self.beta - D)
 
     def positive_terms(self, S: Tensor, t: Statistics) -> tuple[Tensor, Tensor]:
-        hinge = self.positive_hinge(self.distance(S))
+        hinge = self.positive_hinge(self.distance(self.squared_distance(S)))
         return hinge, hinge.detach().sign()
 
     def negative_terms(self, S: Tensor, t: Statistics) -> tuple[Tensor, Tensor]:
-        hinge, draws = self.negative_hinge(self.distance(S)), self.draws(S, t)
+        D2 = self.squared_distance(S)
+        draws = self.probability(D2, t).mul_(t["P"])  # in expectation
+        hinge = self.negative_hinge(self.distance(D2))
         return draws * hinge, draws * hinge.detach().sign()
 
     def stages(self) -> tuple[Stage, ...]:
         return (
-            (NEGATIVE, {"lse_neg": LogSumExpOf(self.log_weight)}),
+            (
+                NEGATIVE,
+                {"lse_neg": LogSumExpOf(lambda S, t: self.log_weight(self.squared_distance(S)))},
+            ),
             (POSITIVE, {"P": Count(), "of_positives": SumsOfBatch(self.positive_terms)}),
             (NEGATIVE, {"of_negatives": SumsOfBatch(self.negative_terms)}),
         )
@@ -104,10 +114,12 @@ class Margin(Weighting):
         return hinges / active
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        D = self.distance(S)
-        return self.positive_hinge(D).sign_() * self.slope(S, D) / self.total(t)[1]
+        D2 = self.squared_distance(S)
+        D = self.distance(D2)
+        return self.positive_hinge(D).sign_() * self.slope(D2, D) / self.total(t)[1]
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
-        D = self.distance(S)
-        w = self.draws(S, t).mul_(self.negative_hinge(D).sign_())
-        return w.mul_(self.slope(S, D)).div_(self.total(t)[1])
+        D2 = self.squared_distance(S)
+        D, (_, active) = self.distance(D2), self.total(t)
+        w = self.probability(D2, t).mul_(self.negative_hinge(D).sign_())
+        return w.mul_(self.slope(D2, D)).mul_((t["P"] / active).to(S.dtype))
