@@ -88,7 +88,7 @@ def test_gradient_is_that_of_finite_differences(variant):
 
 
 # Losses in which a positive pair may have a weight below zero, as `pair_weights` says
-SIGNED = {"supcon", "recall_surrogate", "smooth_ap"}
+SIGNED = ("supcon", "recall_surrogate", "smooth_ap")
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
