@@ -33,7 +33,7 @@ from typing import Any
 from dml.config import Config, Loss, Run, find_config, load, parse, read_yaml
 from dml.errors import ConfigError
 from dml.plan import Plan, built_sizes, plan
-from dml.rules import Problem, did_you_mean, shortened, unknown_keys
+from dml.rules import Problem, did_you_mean, is_path, shortened, unknown_keys
 from launch.resources import Resources, read_resources
 
 LABEL = re.compile(r"\w[\w.+-]{0,99}")
@@ -196,7 +196,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
 
 def _read_base(base: object, path: Path, problems: _Problems) -> list[str]:
     files = base if isinstance(base, list) else [base]
-    paths = [file for file in files if isinstance(file, str)]
+    paths = [file for file in files if isinstance(file, str) and is_path(file)]
     if not paths or paths != files:
         rule = "must be the path of a config, or a list of paths"
         problems.add(Problem("base", base, rule, "for example base: ../sop.yaml"))

@@ -225,10 +225,15 @@ VALUES = [
         "pretrained",
     ),
     *("nan", "inf", "1e5", "auto", "step", "cosine", "nca", "folder", "histogram", "/dev/null"),
-    *("frozen", "adam", "fp32"),
+    *("frozen", "adam", "fp32", "in", 512, [1, 2, 4, 8, 16]),
 ]
 LOSS_KEYS = sorted({f"loss.{key}" for each in LOSS_PARAMETERS.values() for key in each})
-LOSSES = {"loss.bins": "histogram", "loss.mine": "nca"}  # the default has no such parameter
+LOSSES = {  # a loss with the parameter, where the default has none
+    f"loss.{key}": name
+    for name, each in LOSS_PARAMETERS.items()
+    for key in each
+    if key not in LOSS_PARAMETERS["multi_similarity"]
+} | {"loss.mine": "nca"}
 ALL_KEYS = [*KEYS, "loss.name", *LOSS_KEYS, "loss.mine"]
 
 
