@@ -27,17 +27,16 @@ $(STAMP): pyproject.toml constraints.txt
 		--no-build-isolation -e '.[deepspeed]'
 	touch $(STAMP)
 
-# Two files of tests at a time; of those that start processes, the longest begin first (LONGEST of
-# tests/conftest.py). Those on a Slurm mostly wait, two at a time, each with a cluster of its own.
-PYTEST = $(BIN)/python -m pytest -q -n 2
-SLOW = processes or training or slow
+# Files of tests side by side; the longest begin first (LONGEST of tests/conftest.py). Three of them on
+# two cores: many tests wait for a process, a clock or Slurm.
+PYTEST = $(BIN)/python -m pytest -q --dist loadfile
+SLOW = processes or training or slow or slurm
 
-test: test-fast ## all tests: fourteen minutes on two cores
-	$(PYTEST) --dist loadfile --no-loadscope-reorder -m "($(SLOW)) and not slurm"
-	$(PYTEST) --dist loadgroup tests/cluster
+test: $(STAMP) ## all tests: twelve minutes on two cores
+	$(PYTEST) -n 3 --no-loadscope-reorder
 
 test-fast: $(STAMP) ## tests without groups of processes, training or Slurm: two or three minutes
-	$(PYTEST) --dist loadfile -m "not ($(SLOW) or slurm)"
+	$(PYTEST) -n 2 -m "not ($(SLOW))"
 
 # Installs apt packages, so it needs root. Without them the cluster's tests are skipped; in CI they fail.
 slurm: ## install Slurm for the tests (Debian, as root)

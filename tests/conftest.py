@@ -4,6 +4,7 @@
 that starts such a process without the marker fails.
 """
 
+import gc
 import os
 import subprocess
 
@@ -16,11 +17,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+gc.set_threshold(10_000)  # as in quick/sitecustomize.py
+
 # No doctests: two modules of one name, and a device that must not be registered in this process.
-collect_ignore = ["conftest.py", "cluster/conftest.py", "fakegpu.py", "workers"]
+collect_ignore = ["conftest.py", "cluster/conftest.py", "fakegpu.py", "quick", "workers"]
 MARKERS = ("slurm", "training", "processes")
 # The files that take longest begin first: one that begins last would run alone at the end.
 LONGEST = (
+    "test_cluster.py",
     "test_chaos.py",
     "test_docs.py",
     "test_train_resume.py",

@@ -15,6 +15,7 @@ from forks import Forked
 
 ROOT = Path(__file__).parents[1]
 WORKERS = Path(__file__).parent / "workers"
+QUICK = Path(__file__).parent / "quick"
 
 # A shell that runs the tests in the background ignores Ctrl-C, and child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,7 +48,7 @@ def environment(**more):
     bin_folder = str(Path(sys.executable).parent)
     paths = {
         "PATH": f"{bin_folder}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT}:{WORKERS}",  # workers run from any folder
+        "PYTHONPATH": f"{ROOT}:{WORKERS}:{QUICK}",  # workers run from any folder
     }
     # DeepSpeed compiles an operator on first use, which names the folder of the packages: two
     # environments that share the cache would compile it again and again.
@@ -71,19 +72,31 @@ def ranks(processes, port=None):
     ]
 
 
-def start(worker, processes, *arguments, timeout=240):
+def start(worker, processes, *arguments, timeout=240, variables=None):
     """Run a worker script in several processes, as a launcher would; wait for all of them.
 
     Returns how each ended. None may outlive the time-out: a hang is a failure.
     """
-    command, deadline = [WORKERS / worker, *arguments], time.monotonic() + timeout
+    each = [{**rank, **(variables or {})} for rank in ranks(processes)]
+    return start_each([WORKERS / worker, *arguments], each, timeout)
+
+
+def program(script, *arguments, timeout=240):
+    """Run a script of this project in a process of its own; how it ended."""
+    (ended,) = start_each([ROOT / script, *arguments], [{}], timeout)
+    return ended
+
+
+def start_each(command, variables, timeout):
+    deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory() as folder:
         said = [
-            (Path(folder, f"{rank}.out"), Path(folder, f"{rank}.err")) for rank in range(processes)
+            (Path(folder, f"{rank}.out"), Path(folder, f"{rank}.err"))
+            for rank in range(len(variables))
         ]
         running = [
-            Forked(command, ROOT, environment(**rank), *files)
-            for rank, files in zip(ranks(processes), said, strict=True)
+            Forked(command, ROOT, environment(**each), *files)
+            for each, files in zip(variables, said, strict=True)
         ]
         try:
             codes = [p.wait(max(0.1, deadline - time.monotonic())) for p in running]
@@ -97,9 +110,9 @@ def start(worker, processes, *arguments, timeout=240):
         ]
 
 
-def run(worker, processes, *arguments, timeout=240):
+def run(worker, processes, *arguments, **more):
     """`start`, and every process must exit with 0."""
-    ended = start(worker, processes, *arguments, timeout=timeout)
+    ended = start(worker, processes, *arguments, **more)
     for rank, process in enumerate(ended):
         assert process.returncode == 0, f"process {rank} of {processes}:\n{process.stderr}"
     return ended

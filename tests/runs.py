@@ -14,6 +14,8 @@ from fleet import ROOT, environment, free_port, ranks, run, start
 from forks import Forked
 from pictures import few_icons
 
+from launch.zero import deepspeed_variables
+
 TRAIN = ROOT / "dml" / "train.py"
 ICONS = few_icons()
 BASE = [
@@ -82,23 +84,30 @@ def content(run):
     return (run / "model.safetensors").read_bytes(), (run / "metrics.jsonl").read_bytes()
 
 
+ON_CPU = {"DS_ACCELERATOR": "cpu"}
+
+
 class Launched:
     """A run that a test watches and disturbs.
 
-    how: arguments of `accelerate launch`, or a number of processes that are started without it, so
-    that each has its own exit code. machines: a working folder per process. forked: False if the
-    imports of a process matter.
+    how: arguments of `accelerate launch`; or a number of processes that are started without it, so
+    that each has its own exit code; or "zero2" or "zero3", for two such processes under DeepSpeed.
+    machines: a working folder per process. forked: False if the imports of a process matter.
     """
 
     def __init__(self, how, folder, *sets, machines=None, program=(TRAIN,), base=BASE, forked=True):
         self.run, self.log = Path(folder) / "icons_mini", Path(folder) / f"{time.monotonic_ns()}"
         Path(folder).mkdir(exist_ok=True)
         command = [*program, *base, f"run.dir={folder}", *sets]
+        self.ranks = isinstance(how, int | str)
         if isinstance(how, int):
-            launcher, variables, self.ranks = [sys.executable], ranks(how), True
+            launcher, variables = [sys.executable], ranks(how)
+        elif isinstance(how, str):
+            zero = {**deepspeed_variables(how), **ON_CPU}
+            launcher, variables = [sys.executable], [{**rank, **zero} for rank in ranks(2)]
         else:
             launcher = ["accelerate", "launch", "--main_process_port", free_port(), *how]
-            variables, self.ranks = [{"DS_ACCELERATOR": "cpu"}], False
+            variables = [ON_CPU]
         self.processes = [
             Forked(command, cwd, environment(**more), self.log, self.log)
             if self.ranks and forked

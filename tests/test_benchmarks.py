@@ -4,7 +4,6 @@ are is not tested here."""
 import json
 import math
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import asdict
@@ -161,8 +160,7 @@ def test_every_program_is_a_part(run):
 @pytest.mark.parametrize("program", SMALL)
 def test_in_small(program, run, measure, tmp_path):
     found = tmp_path / "rows.json"
-    command = [sys.executable, HERE / f"{program}.py", *SMALL[program].split(), "--json", found]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = fleet.program(HERE / f"{program}.py", *SMALL[program].split(), "--json", found)
     if done.returncode == run.CANNOT:
         pytest.skip(done.stderr)
     assert done.returncode in (0, 1), done.stderr  # 1: at such a size goals are missed

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from fleet import ROOT, environment
+from fleet import QUICK, ROOT, environment
 from pictures import encode, make_folder, put
 from test_keras_resnet50 import keras_weights, pack
 from test_search import make_run
@@ -344,7 +344,7 @@ GLOO = "terminate called without an active exception"
 def run(words, here):
     """A command, typed in a folder; it must end well."""
     path = f"{here / '.bin'}:{environment()['PATH']}"
-    how = {"cwd": here, "env": environment(PYTHONPATH=str(here), PATH=path), "timeout": 280}
+    how = {"cwd": here, "env": environment(PYTHONPATH=f"{here}:{QUICK}", PATH=path), "timeout": 280}
     shell = isinstance(words, str)
     words = ["bash", "-ec", words] if shell else [str(word) for word in words]
     for _ in range(3):

@@ -1,14 +1,20 @@
 """Training through accelerate: any number of processes, DDP or DeepSpeed, cached or not."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed.run
 from accelerate import Accelerator
+from accelerate.commands.launch import launch_command, launch_command_parser
 from batches import batch
-from fleet import WORKERS, launch, run
+from fleet import ROOT, WORKERS, launch, run
 
 from dml.errors import NotFiniteError
 from dml.gpw import GlobalPairLoss, make_loss
 from dml.step import backward, update
+from launch.zero import accelerate_variables
 
 MS = make_loss("multi_similarity", beta=10, lam=0.5)
 
@@ -51,25 +57,45 @@ def test_twenty_steps_end_with_the_same_weights(trained, case):
     assert other["loss"] == pytest.approx(alone["loss"], rel=1e-10)
 
 
-def launched(folder, config, *more, **variables):
-    """Five steps by a shipped configuration, with one and with two micro-batches."""
-    arguments = [WORKERS / "training.py", folder, 5, "float32", 1, 2]
-    done = launch("--config_file", f"configs/accelerate/{config}", *more, *arguments, **variables)
-    assert done.returncode == 0, done.stderr
-    return read(folder)
+FIVE_STEPS = (5, "float32", 1, 2)  # with one and with two micro-batches
 
 
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory):
-    return launched(tmp_path_factory.mktemp("ddp"), "cpu_x2.yaml")
+    folder = tmp_path_factory.mktemp("ddp")
+    config = "configs/accelerate/cpu_x2.yaml"
+    done = launch("--config_file", config, WORKERS / "training.py", folder, *FIVE_STEPS)
+    assert done.returncode == 0, done.stderr
+    return read(folder)
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
 def zero(request, tmp_path_factory):
-    """The stage of DeepSpeed's ZeRO, and what it trains."""
-    folder, more = tmp_path_factory.mktemp("zero"), ("--num_processes", 2)
-    config = f"zero{request.param}.yaml"
-    return request.param, launched(folder, config, *more, DS_ACCELERATOR="cpu")
+    """The stage of DeepSpeed's ZeRO, and what it trains by the shipped configuration."""
+    folder, stage = tmp_path_factory.mktemp("zero"), request.param
+    variables = {**accelerate_variables(shipped(stage)), "DS_ACCELERATOR": "cpu"}
+    run("training.py", 2, folder, *FIVE_STEPS, variables=variables)
+    return stage, read(folder)
+
+
+def shipped(stage):
+    return str(ROOT / f"configs/accelerate/zero{stage}.yaml")
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_variables_of_deepspeed_are_those_that_accelerate_sets(stage, monkeypatch):
+    """Oracle: `accelerate launch`, up to where it would start the processes."""
+    sets = {}
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(torch.distributed.run, "run", lambda _: sets.update(os.environ))
+    launch_command(launch_command_parser().parse_args(["--config_file", shipped(stage), "x.py"]))
+    ours = accelerate_variables(shipped(stage))
+    file = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+    assert Path(ours.pop(file)).samefile(sets.pop(file))
+    assert ours.items() <= sets.items()
+    others = {name for name in sets if name.startswith("ACCELERATE_DEEPSPEED")} - ours.keys()
+    assert others == set(), "which a run would lack"
 
 
 @pytest.mark.processes

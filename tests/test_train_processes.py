@@ -8,7 +8,7 @@ from shards.build import main as build
 
 pytestmark = pytest.mark.training
 
-CONVNET = ["length.steps=20"]
+CONVNET = ["length.steps=10"]
 # Pretrained, with frozen BatchNorm. On few images: it is slow to evaluate on all icons.
 FROZEN = [
     "length.steps=5",
@@ -69,7 +69,7 @@ def curve(tmp_path_factory):
 def test_the_loss_curve_does_not_depend_on_the_processes(curve, case, precision):
     model = case.split("-")[0]
     expected, found = curve(f"{model}-1", precision), curve(case, precision)
-    assert len(found) == len(expected) == (20 if model == "convnet" else 5)
+    assert len(found) == len(expected) == (10 if model == "convnet" else 5)
     assert found == pytest.approx(expected, rel=TOLERANCE[precision])
     assert len({*expected}) == len(expected), "nothing was learned"
 

@@ -84,10 +84,11 @@ class Lab:
     def interrupted(self) -> Path:
         """The folder of a run of one process that was asked to leave in the middle."""
         place = self.folder / "interrupted"
-        run = ONE.start(place, self.folder / "interrupted.log", {"save.every_minutes": 1e-6})
+        log, often = self.folder / "interrupted.log", {"save.every_minutes": 1e-6}
+        run = ONE.start(place, log, often, disturbed=False)
         found = ONE.run_folder(place)
         Moment(17, 0).wait(run, found)
-        run.children[0].send_signal(signal.SIGTERM)
+        os.kill(run.children[0].pid, signal.SIGTERM)
         run.end(prompt=None)
         if run.codes != [INTERRUPTED]:
             raise Violation(f"it cannot be interrupted: {run.codes}, {last_lines(run.said)}")
