@@ -29,10 +29,11 @@ LONGEST = (
     "test_docs.py",
     "test_train_resume.py",
     "test_cli.py",
-    "test_endings.py",
-    "test_step.py",
     "test_triton.py",
+    "test_endings.py",
     "test_slurm.py",
+    "test_train_processes.py",
+    "test_benchmarks.py",
 )
 
 popen, forked = subprocess.Popen.__init__, Forked.__init__

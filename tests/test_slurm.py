@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import yaml
-from fleet import ROOT, environment
+from fleet import ROOT, environment, program
 from sweeping import Sweeping
 
 from dml.config import load, to_yaml
@@ -745,8 +745,7 @@ def test_a_sweep_on_this_machine(tmp_path):
     assert "Recall@1" in sweep("--status")
     config = tmp_path / "good.yaml"
     config.write_text(sweep("--only", "good", "--print-config"))
-    command = [sys.executable, "dml/train.py", "--config", str(config)]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), timeout=100, check=False)
+    done = program("dml/train.py", "--config", config)
     assert done.returncode == 0, "the printed config is that of the run, which is finished"
     assert (sweep.runs["good"] / "result.json").stat().st_mtime_ns == before
 
