@@ -158,8 +158,8 @@ class FakeGPU(TorchDispatchMode):
         own = {id(x.inner): x for x in fake}
 
         def unwrap(x):
-            if isinstance(x, GpuTensor):
-                return x.inner
+            if isinstance(x, GpuTensor):  # with values, if it was kept from before shapes_only
+                return x.inner.to("meta") if where == "meta" else x.inner
             if where == "meta" and isinstance(x, torch.Tensor) and x.ndim:
                 return x.to("meta")
             return x

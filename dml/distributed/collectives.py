@@ -5,6 +5,8 @@ With one process, or without torch.distributed, nothing is sent and nothing is c
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -37,15 +39,20 @@ class Wire:
         tensors = tuple(x.contiguous() for x in tensors)
         if self.size == 1:
             return [x[None] for x in tensors]
-        mine = torch.cat([x.flatten().view(torch.uint8) for x in tensors])
+        parts = [x.flatten().view(torch.uint8) for x in tensors]
+        mine = parts[0] if len(parts) == 1 else torch.cat(parts)
         everyone = mine.new_empty(self.size * len(mine))
         dist.all_gather_single(everyone, mine)  # all_gather_into_tensor, until torch 2.12
         self.collectives += 1
         self.bytes_sent += (self.size - 1) * len(mine)
-        sizes = [x.numel() * x.element_size() for x in tensors]
-        parts = torch.split(everyone.view(self.size, -1), sizes, dim=1)
+        kinds = [(x.dtype, x.numel() * x.element_size()) for x in tensors]
+        parts, rest = [], everyone.view(self.size, -1)
+        for (_, size), alike in groupby(kinds):  # one copy for those of the same type and size
+            n = len(list(alike))
+            some, rest = rest[:, : n * size], rest[:, n * size :]
+            parts += some.view(self.size, n, size).transpose(0, 1).contiguous()
         return [
-            part.contiguous().view(x.dtype).view(self.size, *x.shape)
+            part.view(x.dtype).view(self.size, *x.shape)
             for part, x in zip(parts, tensors, strict=True)
         ]
 

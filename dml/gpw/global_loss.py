@@ -32,7 +32,7 @@ from dml.gpw.engine.triton_probe import probe
 from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import GlobalBatch
 from dml.gpw.losses import MultiSimilarity
-from dml.gpw.statistics import Scope, Statistics
+from dml.gpw.statistics import Scope, Statistics, constant
 from dml.gpw.weighting import PairLoss
 
 Kind = Literal["auto", "streaming", "triton"]
@@ -122,15 +122,14 @@ class GlobalPairLoss(nn.Module):
                 self.check_finite()
             sweeps = self.sweeps(batch)
             value, t = share_statistics(self.loss, batch, sweeps.statistics(), self.wire)
-            value = value.to(X.dtype)
-            if not X.is_cpu:
-                value += 0 * batch.norms.square().max()  # NaN unless all embeddings are finite
+            if not X.is_cpu:  # NaN unless all embeddings are finite
+                value = value.add(batch.norms.dot(batch.norms), alpha=0)
             if dX is not None:
                 # Wrappers that average divide the gradient of the global loss by W; this restores it.
                 scale = self.wire.size if self.reduction == "mean" else 1
                 sweeps.gradient(t, scale / self.loss.divisor(batch.groups.m), out=dX)
         if dX is None:
-            return value.clone()
+            return value.to(X.dtype, copy=True)
         dX = batch.in_input_order(dX)
         attached: Tensor = KnownGradient.apply(X, value, dX)  # type: ignore[no-untyped-call]
         return attached
@@ -227,7 +226,7 @@ class KnownGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, X: Tensor, value: Tensor, dX: Tensor) -> Tensor:
         ctx.save_for_backward(dX)
-        return value.clone()
+        return value.to(X.dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -245,8 +244,11 @@ def share_statistics(
 ) -> tuple[Tensor, Statistics]:
     """The loss, and the statistics of all m rows that its weights use, from those of the own rows.
     Sums over processes are taken in the order of ranks, so all processes get the same bits."""
-    own_sum = loss.sum_of_anchors(own) if loss.has_anchors else own["P"].new_zeros(())
-    sums, *gathered = wire.gather(own_sum.double(), *(own[n] for n in loss.shared_statistics))
+    if loss.has_anchors:
+        own_sum = loss.sum_of_anchors(own).double()
+    else:
+        own_sum = constant(0, torch.float64, batch.X.device)
+    sums, *gathered = wire.gather(own_sum, *(own[n] for n in loss.shared_statistics))
     t = {}
     for name, x in zip(loss.shared_statistics, gathered, strict=True):
         if loss.scopes[name] is Scope.BATCH:

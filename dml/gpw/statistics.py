@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -61,7 +62,13 @@ class Statistic(ABC):
 
 
 def masked(x: Tensor, keep: Tensor | None, otherwise: float) -> Tensor:
-    return x if keep is None else torch.where(keep, x, otherwise)
+    return x if keep is None else torch.where(keep, x, constant(otherwise, x.dtype, x.device))
+
+
+@lru_cache
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number on a device. torch.where would make one in every call, which on a GPU is a kernel."""
+    return torch.full((), value, dtype=dtype, device=device)
 
 
 def above(S: Tensor, threshold: Tensor) -> Tensor:

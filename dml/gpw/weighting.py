@@ -29,6 +29,7 @@ from dml.gpw.statistics import (
     Statistic,
     Statistics,
     above,
+    masked,
 )
 
 # Statistics of one side that are computed in the same sweep over the pairs. A statistic may use those
@@ -164,6 +165,12 @@ class PairLoss:
         """Whether the loss is a mean over anchors; otherwise it is one number of the whole batch."""
         return self.weighting.scope is not Scope.BATCH
 
+    @cached_property
+    def same_from_both(self) -> bool:
+        """Whether the weight of a pair is the same from both of its anchors: it then depends on S and
+        on the batch alone."""
+        return all(self.scopes[name] is Scope.BATCH for name in self.shared_statistics)
+
     def divisor(self, m: int) -> int:
         """What the weights of a batch of m are divided by."""
         return m if self.has_anchors else 1
@@ -177,7 +184,7 @@ class PairLoss:
         the index.
         """
         if not torch.is_grad_enabled():
-            return torch.where(t["P"] > 0, self.weighting.value(t), 0).sum()
+            return masked(self.weighting.value(t), t["P"] > 0, 0).sum()
         live = t["P"].nonzero()[:, 0]
         return self.weighting.value({name: x.index_select(0, live) for name, x in t.items()}).sum()
 
@@ -185,7 +192,7 @@ class PairLoss:
         w = self.weighting.positive_weight(S, t)
         if self.mining is None:
             return w
-        return torch.where(self.mining.select_positive(S, t), w, 0)
+        return masked(w, self.mining.select_positive(S, t), 0)
 
     def negative_weight(self, S: Tensor, t: Statistics) -> Tensor:
         if self.mining is None:
@@ -193,4 +200,4 @@ class PairLoss:
         if self.weighting.ignores_minus_inf:
             return self.weighting.negative_weight(above(S, self.mining.threshold(t)), t)
         w = self.weighting.negative_weight(S, t)
-        return torch.where(self.mining.select_negative(S, t), w, 0)
+        return masked(w, self.mining.select_negative(S, t), 0)

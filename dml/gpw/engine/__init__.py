@@ -16,7 +16,7 @@ The modules, from the ground up:
 
 - `workspace` (Workspace): what one step leaves for the next: buffers, and the last grouping
 - `tiles` (RowBlock, Tile, PositiveSlots, spans, row_parts): cutting S
-- `views` (select, concatenate, against_positives, against_negatives, of_columns, of_partners):
+- `views` (select, concatenate, against_positives, against_negatives, of_columns, of_partners, of_both):
   statistics in the shapes of a tile
 - `general_kernel` (GeneralKernel): a tile of any loss, through its statistics and weights
 - `ms_kernel` (MsKernel): a tile of mined multi-similarity, in place

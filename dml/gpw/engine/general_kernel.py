@@ -109,8 +109,13 @@ class GeneralWeights:
         column_is = None if self.is_anchor is None else self.is_anchor[columns][None]
         for part in row_parts(S, self.part_pairs):
             some, kept = S[part], None if keep is None else keep[part]
+            part_is = None if row_is is None else row_is[part]
+            if loss.same_from_both:
+                w = self.weigh(some, kept, t_columns, None)
+                torch.add(masked(w, part_is, 0), masked(w, column_is, 0), out=some)
+                continue
             t_part = against_negatives(loss, select(loss, t_rows, part))
-            w = self.weigh(some, kept, t_part, None if row_is is None else row_is[part])
+            w = self.weigh(some, kept, t_part, part_is)
             torch.add(w, self.weigh(some, kept, t_columns, column_is), out=some)
 
     def weigh_rows(self, S: Tensor, keep: Tensor | None, rows: slice | Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from dml.cost import Cutting, rows_at_a_time
 from dml.gpw.engine.kernel import MakeKernel, TileKernel, choose_kernel, merged
-from dml.gpw.engine.tiles import RowBlock, spans
-from dml.gpw.engine.views import against_positives, concatenate, of_partners, select
+from dml.gpw.engine.tiles import PositiveSlots, RowBlock, spans
+from dml.gpw.engine.views import against_positives, concatenate, of_both, of_partners, select
 from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import GlobalBatch
 from dml.gpw.statistics import Side, Statistics, masked
@@ -51,6 +51,9 @@ class RowSweeps:
         self.S = workspace.buffer("S", (b if self.keeps else rows, m), X)
         self.kept: list[RowBlock] = []
         self.kernel = make_kernel(loss, batch, workspace, cutting.part_pairs)
+        self.slots: list[PositiveSlots] | list[None] = [None] * len(self.spans)
+        if batch.groups.arrived_grouped and batch.groups.K <= tile:
+            self.slots = PositiveSlots.of_blocks(batch.groups, batch.rank * b, b, rows)
 
     def blocks(self) -> Iterator[RowBlock]:
         """S of some own rows at a time. Unless S is kept, every block uses the same memory."""
@@ -60,11 +63,11 @@ class RowSweeps:
         X, own = self.batch.X, self.batch.own_rows
         groups, on_host = self.batch.groups, self.batch.own_rows_on_host
         erase = self.loss.weighting.ignores_minus_inf
-        for span in self.spans:
+        for span, slots in zip(self.spans, self.slots, strict=True):
             rows = self.batch.own(span)
             S = self.S[span] if self.keeps else self.S[: span.stop - span.start]
             torch.mm(X[rows], X.T, out=S)
-            block = RowBlock(S, own[span], groups, erase, on_host[span], rows)
+            block = RowBlock(S, own[span], groups, erase, on_host[span], rows, slots)
             yield block
             if self.keeps:
                 self.kept.append(block)
@@ -79,17 +82,26 @@ class RowSweeps:
         loss, X = self.loss, self.batch.X
         weights = self.kernel.prepare_weights(t)
         for block, span in zip(self.blocks(), self.spans, strict=True):
-            S_pos, slots = block.S_pos, block.slots
-            of_rows = against_positives(loss, select(loss, t, block.where))
-            w = loss.positive_weight(S_pos, of_rows)
-            w_back = loss.positive_weight(S_pos, of_partners(loss, t, block))
-            w_pos = masked(w + w_back, slots.valid, 0)
-
+            w_pos = weigh_positives(loss, block, t)
             for tile in block.tiles(self.tile):
                 weights.weigh_both(tile.S, tile.keep, block.where, tile.columns)
 
-            G = block.S.scatter_(1, slots.columns, -w_pos)
+            G = block.S.scatter_(1, block.slots.columns, w_pos.neg_())
             out[span].addmm_(G, X, beta=0, alpha=scale)
+
+
+def weigh_positives(loss: PairLoss, block: RowBlock, t: Statistics) -> Tensor:
+    """w_ij + w_ji of the pairs in the slots; 0 in an empty one. A GPU computes both in one go, which takes
+    half as many kernels. For a CPU that would be more work."""
+    S, slots = block.S_pos, block.slots
+    if loss.same_from_both:
+        w = w_back = loss.positive_weight(S, t)
+    elif S.is_cpu:
+        w = loss.positive_weight(S, against_positives(loss, select(loss, t, block.where)))
+        w_back = loss.positive_weight(S, of_partners(loss, t, slots))
+    else:
+        w, w_back = loss.positive_weight(S.expand(2, -1, -1), of_both(loss, t, slots))
+    return masked(w + w_back, slots.valid, 0)
 
 
 def block_statistics(

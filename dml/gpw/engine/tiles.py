@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import torch
@@ -35,14 +36,34 @@ class PositiveSlots:
 
     columns: of every slot; that of the row itself where its class is smaller than K. So no two slots
     of a row write different values to a place. valid: which slots hold a positive pair.
+    anchors: both samples of the pair in a slot, the row and the column, 2 x R x K. places: the slots in
+    which these have the pair. A row is in slot number row - start of each of its partners.
     """
 
     def __init__(self, groups: Groups, rows: Tensor, where: slice | Tensor) -> None:
         start, end = groups.start[where, None], groups.end[where, None]
         self.own = rows[:, None] - start  # the slot of the row itself
         column = start + torch.arange(groups.K, device=rows.device)
-        self.columns = torch.where(column < end, column, rows[:, None])
-        self.valid = (column < end) & (column != rows[:, None])
+        inside = column < end
+        self.rows, self.columns = rows, torch.where(inside, column, rows[:, None])
+        self.valid = inside & (column != rows[:, None])
+
+    @cached_property
+    def anchors(self) -> Tensor:
+        return torch.stack([self.rows[:, None].expand_as(self.columns), self.columns])
+
+    @cached_property
+    def places(self) -> Tensor:
+        slot = torch.arange(self.columns.shape[1], device=self.columns.device)
+        return torch.stack([x.expand_as(self.columns) for x in (slot, self.own)])
+
+    @staticmethod
+    @lru_cache(maxsize=1)
+    def of_blocks(groups: Groups, first: int, count: int, width: int) -> list[PositiveSlots]:
+        """Of `count` consecutive rows, for blocks of at most `width` of them. The last are cached: batches
+        of P classes x M images are all grouped alike."""
+        rows = [slice(first + s.start, first + s.stop) for s in spans(count, width)]
+        return [PositiveSlots(groups, groups.order[where], where) for where in rows]
 
 
 @dataclass(frozen=True)
@@ -59,7 +80,7 @@ class RowBlock:
 
     With `erase_positives`, all that is not a negative pair becomes -inf in S, which serves losses that
     ignore it. Without, tiles that hold such entries come with a mask. on_host: the rows, on the CPU.
-    where: the rows as a slice, if they are consecutive.
+    where: the rows as a slice, if they are consecutive. slots: of the rows; None: not yet known.
     """
 
     def __init__(
@@ -70,6 +91,7 @@ class RowBlock:
         erase_positives: bool,
         on_host: Tensor,
         where: slice | Tensor,
+        slots: PositiveSlots | None = None,
     ) -> None:
         self.S, self.rows, self.groups, self.erased = S, rows, groups, erase_positives
         self.where = where
@@ -78,7 +100,7 @@ class RowBlock:
             int(groups.host.start[on_host[0]]),
             int(groups.host.end[on_host[-1]]),
         )
-        self.slots = PositiveSlots(groups, rows, where)
+        self.slots = slots or PositiveSlots(groups, rows, where)
         self.S_pos = S.gather(1, self.slots.columns)
         if erase_positives:
             S.scatter_(1, self.slots.columns, -torch.inf)
@@ -89,11 +111,10 @@ class RowBlock:
         if self.erased:
             yield from (Tile(columns, self.S[:, columns], None) for columns in columns_of_tiles)
             return
-        start, end = self.groups.start[self.where, None], self.groups.end[self.where, None]
+        start = self.groups.start  # of the class, which is another one for a negative pair
         for columns in columns_of_tiles:
             S = self.S[:, columns]
             if columns.stop <= self.first or columns.start >= self.last:
                 yield Tile(columns, S, None)
             else:
-                c = torch.arange(columns.start, columns.stop, device=S.device)
-                yield Tile(columns, S, (c < start) | (c >= end))
+                yield Tile(columns, S, start[self.where, None] != start[columns])

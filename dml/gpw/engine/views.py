@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dml.gpw.engine.tiles import RowBlock
+from dml.gpw.engine.tiles import PositiveSlots
 from dml.gpw.statistics import Scope, Statistics
 from dml.gpw.weighting import PairLoss
 
@@ -50,18 +50,24 @@ def of_columns(loss: PairLoss, t: Statistics, columns: slice) -> Statistics:
     }
 
 
-def of_partners(loss: PairLoss, t: Statistics, block: RowBlock) -> Statistics:
-    """Of the anchors in the slots, against R x K.
+def of_partners(loss: PairLoss, t: Statistics, slots: PositiveSlots) -> Statistics:
+    """Of the anchors in the slots, against R x K."""
+    return of_anchors(loss, t, slots.columns, slots.own)
 
-    Row i is in slot number i - start of each of its partners, as their class is the same.
-    """
-    columns = block.slots.columns
+
+def of_both(loss: PairLoss, t: Statistics, slots: PositiveSlots) -> Statistics:
+    """Of the anchors in the rows and of those in the slots, against 2 x R x K."""
+    return of_anchors(loss, t, slots.anchors, slots.places)
+
+
+def of_anchors(loss: PairLoss, t: Statistics, anchors: Tensor, places: Tensor) -> Statistics:
+    """places: the slot of the pair among the positives of that anchor."""
     views = {}
     for name, x in t.items():
         if loss.scopes[name] is Scope.BATCH:
             views[name] = x
         elif loss.scopes[name] is Scope.POSITIVE_PAIR:
-            views[name] = x[columns, block.slots.own]
+            views[name] = x[anchors, places]
         else:
-            views[name] = x[columns]
+            views[name] = x[anchors]
     return views

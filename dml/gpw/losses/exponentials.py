@@ -22,6 +22,6 @@ def share(exponent: Exponent, S: Tensor, lse: Tensor) -> Tensor:
     because they are masked only later, and infinity times zero would be NaN. The share is 0 near
     e^LEAST and where the sum is empty.
     """
-    lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+    lse = lse.nan_to_num(torch.nan, torch.inf, torch.inf)  # -inf becomes inf
     w = torch.add(exponent.shift - lse, S, alpha=exponent.scale).clamp_(LEAST, 0).exp_()
     return torch.threshold_(w, 2 * math.exp(LEAST), 0)

@@ -21,6 +21,7 @@ from dml.gpw.statistics import (
     Statistics,
     SumsOfBatch,
     finite,
+    masked,
 )
 from dml.gpw.weighting import Stage, Weighting
 
@@ -70,7 +71,7 @@ class Margin(Weighting):
         clipped = D2.detach().clamp(near, far)
         x = torch.rsub(clipped, 4).log_().mul_((3 - self.dim) / 2)
         x.add_(clipped.log_(), alpha=1 - self.dim / 2)
-        return torch.where(D2 < far, x, -torch.inf)
+        return masked(x, D2 < far, -torch.inf)
 
     def probability(self, D2: Tensor, t: Statistics) -> Tensor:
         """That a draw takes this negative. As in `share`, it is 0 near e^LEAST; where an anchor draws

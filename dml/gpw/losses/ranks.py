@@ -74,7 +74,7 @@ class PositivesBefore(OfPositives):
         for Q, s in compared(S, self.tau):
             others = slots[Q] != slots[:, None]
             counts = others if keep is None else others & keep[:, None, Q]
-            total = total + torch.where(counts, s, 0).sum(-1)
+            total = total + masked(s, counts, 0).sum(-1)
         return (masked(total, keep, 0),)
 
 
@@ -171,7 +171,7 @@ class RecallSurrogate(RankLoss):
         """k and tau_k; for every k: sigmoid((k - r) / tau_k), their sum over the positives, min(k, P)."""
         both = torch.tensor([self.ks, self.taus], dtype=a.dtype)[..., None, None]
         ks, taus = both.to(a.device, non_blocking=True)
-        s = torch.where(valid, torch.sigmoid((ks - (a + n)) / taus), 0)
+        s = masked(torch.sigmoid((ks - (a + n)) / taus), valid, 0)
         P = valid.sum(-1, keepdim=True, dtype=a.dtype).clamp(min=1)
         return ks, taus, s, s.sum(-1, keepdim=True), torch.minimum(P, ks)
 
