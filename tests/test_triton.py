@@ -219,7 +219,5 @@ def test_kernels_compile_for_gpus(tmp_path, capability):
         assert kernel["shared"] <= 99 * KIB
         assert ".tf32" not in kernel["ptx"]
         assert "fma.rn.f32" in kernel["ptx"]
-        if name in ON_CHIP:
-            # For sm_100 ptxas pairs some multiply-adds, and moves registers for that.
-            least = 0.7 if capability == "100" else 0.85
-            assert kernel["ffma"] >= least, f"{name}: {kernel['ffma']:.0%} of its loop multiplies"
+        if name in ON_CHIP:  # for sm_100: in the blocks of 64 dimensions that the tuner tries
+            assert kernel["multiply_adds"] >= 0.85, f"{name}: {kernel['multiply_adds']:.1%}"

@@ -65,6 +65,7 @@ class Blocks:
 CHOICES = (
     Blocks(),
     Blocks(BLOCK_D=32),
+    Blocks(BLOCK_D=64),  # for sm_100, see tests/test_triton.py
     Blocks(BLOCK_C=128, num_warps=8),
     Blocks(BLOCK_R=128, BLOCK_C=64, num_warps=8),
     Blocks(BLOCK_R=128, BLOCK_C=128, num_warps=8, column_parts=8),
