@@ -18,7 +18,7 @@ from dml.gpu_check.rank import CHECKS
 from dml.gpu_check.speed import loss_speed, seconds
 from dml.gpu_check.verdict import FAILED, OK, SKIPPED, SLOW, VERDICTS, Line, as_json, page, within
 from dml.gpu_check.waits import SAYS, count_line, error_line
-from dml.gpw import dense_loss
+from dml.gpw import GlobalPairLoss
 
 CPU = torch.device("cpu")
 SMALL = Sizes(
@@ -132,7 +132,7 @@ def test_every_loss_has_something_to_learn_in_the_batch(sizes):
     X, y = exact.batch(sizes.rows, sizes.dimensions, sizes.rows // 5)
     for name, loss in exact.variants().items():
         x = X.clone().requires_grad_()
-        dense_loss(loss, x, y).backward()
+        GlobalPairLoss(loss)(x, y).backward()
         assert x.grad.norm() > 1e-6, name
 
 

@@ -56,7 +56,7 @@ def test_mining_adds_similarity_p():
 def test_the_page_of_losses_has_a_row_for_each_with_its_parameters():
     page = (Path(__file__).parents[1] / "docs" / "losses.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
-    found = {row[0].strip("`"): row[-2] for row in rows}
+    found = {row[0].strip("`"): row[-3] for row in rows}
     assert found == {name: ", ".join(LOSS_PARAMETERS[name]) for name in LOSSES}
 
 
