@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ class Score:
     table: Table
 
 
+@cache
 def read_tables(folder: Path = FOLDER) -> tuple[Table, ...]:
     return tuple(_read(path) for path in sorted(folder.glob("*.yaml")))
 
