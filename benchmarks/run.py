@@ -34,6 +34,7 @@ PARTS = {
     "caching": [],
     "recall": ["--repeats", "2"],  # minutes per repetition
     "loader": [str(ROOT / "shards" / "bundled" / "icons-mini"), "--size", "32"],
+    "remote": [str(ROOT / "shards" / "bundled" / "icons-mini")],
     "training_step": [],
     "whole_step": [],
     "startup": [],

@@ -3,6 +3,7 @@ and each counts the ranks of its own queries."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dml.config import EXECUTION, Config, Eval, flatten
+from dml.data.ahead import Ahead
 from dml.data.batches import EvalBatches, own_share
 from dml.data.deck import mix, shuffled
 from dml.data.loader import loader
@@ -116,11 +118,13 @@ class Evaluator:
         model.eval()
         parts = []
         coming = loader(batches, order, *self.loading)
-        for n in range(count):
-            images, _ = self.team.fetch(coming)
-            self.team.meet()
-            x = model(images.to(self.team.device, non_blocking=True))
-            parts.append(x if n < len(batches) else x[:0])
+        with closing(Ahead(batches, order, self.index.cache)) as ahead:
+            for n in range(count):
+                images, _ = self.team.fetch(coming)
+                ahead.at(n)
+                self.team.meet()
+                x = model(images.to(self.team.device, non_blocking=True))
+                parts.append(x if n < len(batches) else x[:0])
         model.train()
         X = gather_shares(torch.cat(parts), len(subset.rows))
         bad = int((~X.isfinite().all(dim=1)).sum())

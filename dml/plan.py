@@ -22,10 +22,13 @@ from typing import Any
 
 from dml.catalogue import DATASETS
 from dml.config import Config, add_arguments, load
+from dml.config.sections import Data
 from dml.cost import loss_bytes_sent, loss_flops, loss_memory
 from dml.errors import ConfigError, Mistake, in_full
 from dml.rules import MOST_STEPS, Problem
+from shards.cache import Cache
 from shards.output import duration, exit_code, program_name
+from shards.remote import is_remote
 
 LARGEST_MEMORY = 2**44  # bytes per process: 16 TiB, more than a machine has
 WARM_UP, MEASURED = 2, 6  # steps of --measure: the first ones start the workers
@@ -211,18 +214,33 @@ def _problems(
 
 def built_sizes(config: Config) -> tuple[int | None, int | None]:
     """The numbers of training classes and images, if the shards are built already."""
-    if not os.path.exists(os.path.join(config.data.shards, "manifest.json")):
+    if not has_shards(config.data):
         return None, None
     from shards.index import read_manifest  # imports numpy, which takes time
 
-    train = read_manifest(config.data.shards)["splits"].get("train", {})
+    train = read_manifest(config.data.shards, cache_of(config.data))["splits"].get("train", {})
     return train.get("classes"), train.get("images")
+
+
+def has_shards(data: Data) -> bool:
+    """Whether there are shards, or a server that may have them."""
+    shards = data.shards
+    return is_remote(shards) or os.path.exists(os.path.join(shards, "manifest.json"))
+
+
+def cache_of(data: Data) -> Cache | None:
+    """Where shards that come from a server are kept."""
+    if data.cache is None:
+        return None
+    limit = None if data.cache_gib is None else round(data.cache_gib * 2**30)
+    folder = Path(os.path.expanduser(data.cache)).absolute()
+    return Cache(folder, limit, ranges=data.remote == "range")
 
 
 def missing_files(config: Config) -> list[str]:
     """What training would not find, a sentence each."""
     shards, weights, found = config.data.shards, config.model.weights, []
-    if not os.path.exists(os.path.join(shards, "manifest.json")):
+    if not has_shards(config.data):
         found.append(
             f"data.shards = {in_full(shards)}: there are no shards; build them or fix the path"
         )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dml.config import Config
+from dml.data.ahead import Ahead
 from dml.data.copies import DeviceCopies
 from dml.data.loader import loader
 from dml.data.splits import read_splits, train_batches
@@ -22,12 +23,12 @@ from dml.distributed.full_state import read_weights, write_weights
 from dml.distributed.processes import set_numerics
 from dml.distributed.signals import Interrupted
 from dml.distributed.team import Meeting, Team
-from dml.distributed.workers import loader_workers
+from dml.distributed.workers import loader_workers, ranks_of_machine
 from dml.errors import NotFiniteError
 from dml.evaluate import Evaluator, evaluation_due
 from dml.models import make_model
 from dml.optim import learning_rate, make_optimizer, set_learning_rate
-from dml.plan import plan
+from dml.plan import cache_of, plan
 from dml.run_folder.clock import Clock
 from dml.run_folder.folder import folder_of, is_of_length, open_folder, sound_result, write_settings
 from dml.run_folder.journal import Journal
@@ -35,6 +36,7 @@ from dml.run_folder.reporter import Reporter
 from dml.run_folder.result import result_of, summary, write_result
 from dml.run_folder.saver import Origin, Saver, last_checkpoint, restore
 from dml.step import make_loss_fn, seed_random_layers, update
+from shards.checksums import check_shards
 
 
 def train(config: Config, team: Team, cleanup: ExitStack) -> None:
@@ -51,7 +53,7 @@ def train(config: Config, team: Team, cleanup: ExitStack) -> None:
         return
     team.meet()
     run.resume()
-    with closing(run.journal), closing(run.reporter), closing(run.saver):
+    with closing(run.journal), closing(run.reporter), closing(run.saver), closing(run.ahead):
         try:
             run.loop()
             run.finish()
@@ -90,6 +92,9 @@ class Run:
         set_numerics(config.engine)
         with team.together():
             self.splits = read_splits(config)
+            if config.data.verify:
+                ranks = ranks_of_machine(team.rank, team.size)
+                check_shards(self.splits.index, team.rank - ranks[0], len(ranks))
             self.plan = plan(config, team.size, *self.splits.sizes)
             self.model: Any = make_model(config.model, config.data, config.run.seed)
             self.loss_fn = make_loss_fn(config, team.size, team.device)
@@ -117,6 +122,11 @@ class Run:
                 write_settings(folder, config, self.plan)
             warnings = suspicious(splits, config) if team.first else []
         team.say("\n".join([str(self.plan), f"{'folder':<25}  {folder}", *warnings]))
+        self.own = train_batches(splits, config, self.spec, team.rank, team.size)
+        self.order = range(progress.step, self.plan.steps)
+        with team.together():
+            self.ahead = Ahead(self.own, self.order, cache_of(config.data))
+            self.ahead.refuse_small_cache()
         self.clock = clock = Clock(team.device, progress.seconds)
         self.saver = Saver(team, folder, origin, model, optimizer, progress, journal)
         self.evaluator = Evaluator(team, splits, self.spec, config, self.plan, journal)
@@ -129,10 +139,11 @@ class Run:
         the last step."""
         config, team, progress, steps = self.config, self.team, self.progress, self.plan.steps
         model, optimizer, micro = self.model, self.optimizer, config.engine.micro_batch
-        self.own = train_batches(self.splits, config, self.spec, team.rank, team.size)
-        order = range(progress.step, steps)
-        self.batches = loader(self.own, order, loader_workers(config.data), config.data.prefetch)
+        workers, prefetch = loader_workers(config.data), config.data.prefetch
+        self.batches = loader(self.own, self.order, workers, prefetch)
         self.copies = DeviceCopies(team.device)
+        if config.data.cache:
+            team.wait_until(self.ahead.is_ready)
         prepared = self.prepare(progress.step)
 
         def meanwhile() -> None:
@@ -182,6 +193,7 @@ class Run:
             if step == self.plan.steps:
                 return None
             images, labels = self.copies.begin(self.team.fetch(self.batches))
+            self.ahead.at(step - self.order.start)
             all_labels = torch.from_numpy(self.own.batches.all_labels(step))
         due = self.saver.age() > 60 * self.config.save.every_minutes
         return Prepared(images, labels, all_labels, self.team.begin_meeting(save=due))

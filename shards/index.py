@@ -8,6 +8,8 @@
 
 Any webdataset reader can read the tars; training reads single images at their offsets. Version 1 had
 no checksums of images and of the manifest; shards of version 1 are read without these two checks.
+Version 3 is an index of tars that lie elsewhere: the manifest has the address or path of each of them
+(shards/index_tars.py). DIR may be an address, too (shards/remote.py); the shards then come to a cache.
 """
 
 from __future__ import annotations
@@ -18,33 +20,45 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.files import read_bounded
-from shards.item import LARGEST_IMAGE, ShardError
+from shards.cache import Cache, File
+from shards.files import MEMORY, read_bounded
+from shards.item import LARGEST_IMAGE, ShardError, is_safe
+from shards.remote import is_remote, read_range
 
 FORMAT, VERSION = "dml-shards", 2
+INDEXED = 3  # the version of an index of tars that lie elsewhere
 ROW_1 = np.dtype(
     [("split", "u1"), ("label", "<i4"), ("shard", "<i4"), ("offset", "<i8"), ("size", "<i4")]
 )
 ROW = np.dtype([*ROW_1.descr, ("crc32", "<u4")])
-ROWS = {1: ROW_1, VERSION: ROW}
+ROWS = {1: ROW_1, VERSION: ROW, INDEXED: ROW}
 SHARD_NAME = re.compile(r"[a-z]+-[0-9]{6,}\.tar")  # no slash: cannot point elsewhere
 LARGEST_MANIFEST = 2**28  # bytes: the names of ten million classes
+MOST_IMAGES = 2**31 - 1  # numbers of images in 32 bits: labels cannot be more
+REQUESTS = 16  # images that a process requests from a server at a time
 AGAIN = "copy or build the shards again"
 
 
 @dataclass(frozen=True, eq=False)
 class Index:
+    """root: the folder of manifest and index, in the cache if they come from a server. address: of the
+    server, or None."""
+
     root: Path
     manifest: Mapping[str, Any]
     rows: NDArray[np.void]  # of dtype ROW, or ROW_1
+    cache: Cache | None = None
+    address: str | None = None
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -56,9 +70,30 @@ class Index:
         """Names, in the order of the labels."""
         return tuple(self.manifest["classes"])
 
+    @cached_property
+    def places(self) -> tuple[Path | File, ...]:
+        """Where each shard is: a path, or a file on a server."""
+        return tuple(_place(shard, self.root, self.address) for shard in self.manifest["shards"])
+
     @property
     def shards(self) -> tuple[Path, ...]:
-        return tuple(self.root / shard["name"] for shard in self.manifest["shards"])
+        """The paths of the shards. One that comes from a server may not be there yet: see `local`."""
+        return tuple(self._cached.path(p) if isinstance(p, File) else p for p in self.places)
+
+    def local(self, shard: int) -> Path:
+        """The path of a shard, which comes from its server if need be."""
+        place = self.places[shard]
+        return self._cached.fetch(place) if isinstance(place, File) else place
+
+    def is_here(self, shard: int) -> bool:
+        """Whether a shard need not come from a server first."""
+        place = self.places[shard]
+        return isinstance(place, Path) or self._cached.has(place)
+
+    @property
+    def _cached(self) -> Cache:
+        assert self.cache is not None, "load_index refuses shards on a server without a cache"
+        return self.cache
 
     @property
     def has_checksums(self) -> bool:
@@ -77,12 +112,28 @@ class Index:
         return labels
 
 
+def _place(shard: Mapping[str, Any], root: Path, address: str | None) -> Path | File:
+    url = shard.get("url", None if address is None else f"{address}/{shard['name']}")
+    if url is not None and is_remote(url):
+        return File(url, shard["bytes"], shard["sha256"])
+    name: str = shard["name"] if url is None else url
+    return root / name
+
+
+def _named(shard: Mapping[str, Any], version: int) -> bool:
+    """Whether a shard has a name that cannot point elsewhere, or in an index of other tars a place."""
+    name, url = shard["name"], shard.get("url")
+    if version != INDEXED:
+        return SHARD_NAME.fullmatch(name) is not None and url is None
+    return is_safe(name) and "/" not in name and type(url) is str and bool(url) and is_safe(url)
+
+
 def _well_formed(manifest: Mapping[str, Any]) -> bool:
     try:
         return (
             all(type(s[k]) is int for s in manifest["splits"].values() for k in s)
             and all(s.keys() == {"classes", "images"} for s in manifest["splits"].values())
-            and all(SHARD_NAME.fullmatch(s["name"]) for s in manifest["shards"])
+            and all(_named(shard, manifest["version"]) for shard in manifest["shards"])
             and all(type(s["bytes"]) is int for s in manifest["shards"])
             and all(type(s["sha256"]) is str for s in [*manifest["shards"], manifest["index"]])
             and all(type(name) is str for name in [manifest["source"], *manifest["classes"]])
@@ -99,8 +150,15 @@ def manifest_sha256(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def read_manifest(directory: str | Path) -> dict[str, Any]:
+def read_manifest(directory: str | Path, cache: Cache | None = None) -> dict[str, Any]:
     """The manifest: counts, classes, checksums. Reads no images and no index."""
+    if is_remote(directory):
+        address = str(directory).rstrip("/")
+        kept = _need(cache, address).manifest(f"{address}/manifest.json", LARGEST_MANIFEST)
+        found = read_manifest(kept.parent)
+        if bad := [s["url"] for s in found["shards"] if not is_remote(s.get("url", "file://"))]:
+            raise ShardError(f"{address} points to {bad[0]}, which is a path on another machine")
+        return found
     path = Path(directory) / "manifest.json"
     try:
         manifest = json.loads(read_bounded(path, LARGEST_MANIFEST))
@@ -125,6 +183,14 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     if not _well_formed(manifest):
         raise ShardError(f"{path} is damaged: {AGAIN}")
     return manifest
+
+
+def _need(cache: Cache | None, place: str | Path) -> Cache:
+    if cache is None:
+        raise ShardError(
+            f"the shards of {place} are on a server: set data.cache to a folder of this machine"
+        )
+    return cache
 
 
 def _row_problem(rows: NDArray[np.void], manifest: Mapping[str, Any]) -> str | None:
@@ -156,19 +222,26 @@ def load_npy(file: BinaryIO) -> NDArray[Any]:
     return array
 
 
-def load_index(directory: str | Path) -> Index:
-    """The index, checked against the manifest and the shards' sizes (verify.py checks more)."""
-    manifest, root = read_manifest(directory), Path(directory).absolute()
+def load_index(directory: str | Path, cache: Cache | None = None) -> Index:
+    """The index, checked against the manifest and the shards' sizes (verify.py checks more).
+
+    cache: where files of servers are kept.
+    """
+    manifest, address = read_manifest(directory, cache), None
+    if is_remote(directory):
+        address = str(directory).rstrip("/")
+        sha256 = manifest["index"]["sha256"]
+        path = _need(cache, address).index(f"{address}/index.npy", sha256, MEMORY // 2)
+        root = path.parent.absolute()
+    else:
+        root = Path(directory).absolute()
+        path = root / "index.npy"
     for shard in manifest["shards"]:
-        try:
-            size = (root / shard["name"]).stat().st_size
-        except OSError as error:
-            raise ShardError(f"{root / shard['name']}: {error.strerror}; {AGAIN}") from None
-        if size != shard["bytes"]:
-            what = "is cut short" if size < shard["bytes"] else "is too long"
-            numbers = f"{size} bytes, but the manifest says {shard['bytes']}"
-            raise ShardError(f"{root / shard['name']} {what} ({numbers}): {AGAIN}")
-    path = root / "index.npy"
+        place = _place(shard, root, address)
+        if isinstance(place, File):
+            _need(cache, directory)
+        else:
+            _check_shard(place, shard["bytes"])
     try:
         data = read_bounded(path)
     except OSError as error:
@@ -184,11 +257,23 @@ def load_index(directory: str | Path) -> Index:
     if problem := _row_problem(rows, manifest):
         raise ShardError(f"{path} {problem}: {AGAIN}")
     rows.flags.writeable = False
-    return Index(root, manifest, rows)
+    return Index(root, manifest, rows, cache, address)
+
+
+def _check_shard(path: Path, expected: int) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ShardError(f"{path}: {error.strerror}; {AGAIN}") from None
+    if size != expected:
+        what = "is cut short" if size < expected else "is too long"
+        numbers = f"{size} bytes, but the manifest says {expected}"
+        raise ShardError(f"{path} {what} ({numbers}): {AGAIN}")
 
 
 class ImageReader:
-    """Reads the encoded bytes of single images. A process opens each shard once, when it needs it.
+    """Reads the encoded bytes of single images. A process opens each shard once, when it needs it; one
+    of a cache with a limit each time, since a file that is open takes space after it has left.
 
     pread has no file position, so processes can share descriptors after a fork. Pickling leaves them
     out.
@@ -198,24 +283,81 @@ class ImageReader:
         self.index = index
         self._paths = index.shards
         self._files: dict[int, int] = {}
+        self._ranges = index.cache is not None and index.cache.ranges
+        self._expected: dict[int, Future[bytes]] = {}
+        self._threads: tuple[int, ThreadPoolExecutor] | None = None
+
+    def expect(self, rows: Iterable[int]) -> None:
+        """Say which images will be read next: those that come from a server one by one are requested
+        together."""
+        if self.index.cache is None or not self.index.cache.ranges:
+            return
+        if (
+            self._threads is None or self._threads[0] != os.getpid()
+        ):  # threads do not survive a fork
+            self._threads = os.getpid(), ThreadPoolExecutor(REQUESTS)
+            self._expected = {}
+        for row in rows:
+            _, _, shard, offset, size, *_ = self.index.rows[row].item()
+            if row not in self._expected and isinstance(self.index.places[shard], File):
+                self._expected[row] = self._threads[1].submit(self._bytes, shard, offset, size)
+
+    def files(self, rows: NDArray[np.int64]) -> list[File]:
+        """The files of servers that hold some images, in the order of the images."""
+        shards = dict.fromkeys(self.index.rows["shard"][rows].tolist())
+        places = (self.index.places[shard] for shard in shards)
+        return [place for place in places if isinstance(place, File)]
 
     def read(self, row: int) -> bytes:
         """The encoded image; ShardError if its bytes are not those that were packed."""
         _, _, shard, offset, size, *checksum = self.index.rows[row].item()
-        try:
-            if shard not in self._files:
-                self._files[shard] = os.open(self._paths[shard], os.O_RDONLY | os.O_CLOEXEC)
-            data = os.pread(self._files[shard], size, offset)
-        except OSError as error:
-            raise ShardError(f"{self._paths[shard]}: {error.strerror}") from None
+        expected = self._expected.pop(row, None)
+        data = expected.result() if expected else self._bytes(shard, offset, size)
         if len(data) != size:
             raise ShardError(f"{self._paths[shard]} was cut short: {AGAIN}")
         if checksum and zlib.crc32(data) != checksum[0]:
+            place, name, fix = self.index.places[shard], str(self._paths[shard]), AGAIN
+            if isinstance(place, File) and self._ranges:
+                name = place.url
+            elif isinstance(place, File):
+                fix = "remove it, and it is fetched again"
             raise ShardError(
-                f"{self._paths[shard]}: image {row:08d} ({size:,} bytes at offset {offset:,}) is "
-                f"damaged, its checksum differs from that in the index: {AGAIN}"
+                f"{name}: image {row:08d} ({size:,} bytes at offset {offset:,}) is "
+                f"damaged, its checksum differs from that in the index: {fix}"
             )
         return data
+
+    def _bytes(self, shard: int, offset: int, size: int) -> bytes:
+        if shard in self._files:
+            return self._pread(self._files[shard], shard, size, offset)
+        place, cache = self.index.places[shard], self.index.cache
+        if self._ranges and isinstance(place, File):
+            return read_range(place.url, offset, size)
+        descriptor = self._open(shard)
+        if isinstance(place, Path) or cache is None or cache.limit is None:
+            self._files[shard] = descriptor
+            return self._pread(descriptor, shard, size, offset)
+        try:
+            return self._pread(descriptor, shard, size, offset)
+        finally:
+            os.close(descriptor)
+
+    def _open(self, shard: int) -> int:
+        while True:
+            path = self.index.local(shard)
+            try:
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                # it may have left the cache since
+                if isinstance(error, FileNotFoundError) and self.index.places[shard] != path:
+                    continue
+                raise ShardError(f"{path}: {error.strerror}") from None
+
+    def _pread(self, descriptor: int, shard: int, size: int, offset: int) -> bytes:
+        try:
+            return os.pread(descriptor, size, offset)
+        except OSError as error:
+            raise ShardError(f"{self._paths[shard]}: {error.strerror}") from None
 
     def close(self) -> None:
         while self._files:
@@ -225,4 +367,4 @@ class ImageReader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": {}}
+        return {**self.__dict__, "_files": {}, "_expected": {}, "_threads": None}

@@ -1,4 +1,7 @@
-"""Writes shards: the same images give the same bytes, and the folder appears only when complete."""
+"""Writes shards: the same images give the same bytes, and the folder appears only when complete.
+
+Members of a tar are written by webdataset's TarWriter, the image of a key first.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,17 @@ import os
 import shutil
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shards.files import sync_file, sync_folder, try_lock, write_synced
 from shards.images import Picture
-from shards.index import FORMAT, ROW, SHARD_NAME, VERSION, manifest_sha256
+from shards.index import FORMAT, MOST_IMAGES, ROW, SHARD_NAME, VERSION, manifest_sha256
 from shards.item import Item, ShardError
 
 
@@ -63,10 +67,48 @@ def atomic_folder(out: Path) -> Iterator[Path]:
         os.close(folder)
 
 
-def _member(name: str, data: bytes) -> bytes:
-    header = tarfile.TarInfo(name)  # mtime, uid and gid 0, mode 644
-    header.size = len(data)
-    return header.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+class _Tar:
+    """A shard that is being written: webdataset's TarWriter over a file that is hashed on its way."""
+
+    def __init__(self, path: Path) -> None:
+        from webdataset import TarWriter  # here: it imports torch, which takes time
+
+        self._file, self._hash = path.open("xb"), hashlib.sha256()
+        self._writer = TarWriter(self, user="", group="", mode=0o644, mtime=0, encoder=False)
+
+    @property
+    def size(self) -> int:
+        """The bytes so far, without the end of the tar."""
+        return int(self._writer.tarstream.offset)
+
+    def add(self, key: str, suffix: str, data: bytes) -> int:
+        """Add a member; return the offset of its data."""
+        offset = self.size + tarfile.BLOCKSIZE
+        self._writer.write({"__key__": key, suffix: data})
+        return offset
+
+    def write(self, data: bytes) -> None:
+        """What the TarWriter calls."""
+        if self._file.closed:  # given up: tarfile still writes an end when it is collected
+            return
+        self._file.write(data)
+        self._hash.update(data)
+
+    def finish(self) -> dict[str, Any]:
+        """End the tar; return its size and checksum for the manifest."""
+        self._writer.close()
+        sync_file(self._file)
+        found = {"bytes": self._file.tell(), "sha256": self._hash.hexdigest()}
+        self._file.close()
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _padded(data: bytes) -> int:
+    """The bytes of a member in a tar: its header, and its data in whole blocks."""
+    return tarfile.BLOCKSIZE * (1 - -len(data) // tarfile.BLOCKSIZE)
 
 
 def _json(value: object, indent: int | None = None) -> bytes:
@@ -85,8 +127,7 @@ class Packer:
         self.labels: dict[str, int] = {}  # class name -> label
         self._rows: list[tuple[int, int, int, int, int, int]] = []
         self._shards: list[dict[str, Any]] = []
-        self._tar: BinaryIO | None = None
-        self._hash = hashlib.sha256()
+        self._tar: _Tar | None = None
 
     def close(self) -> None:
         if self._tar:
@@ -97,6 +138,11 @@ class Packer:
             self._finish_shard()
             self.images[item.split] = 0
             self.classes[item.split] = set()
+        if len(self._rows) == MOST_IMAGES:
+            raise ShardError(
+                f"there are more than {MOST_IMAGES:,} images, which is the most that an index holds: "
+                "build several folders"
+            )
         label = self.labels.setdefault(item.class_name, len(self.labels))
         key = f"{len(self._rows):08d}"
         about = {
@@ -105,59 +151,62 @@ class Packer:
             "source": item.name,
             "extra": dict(item.extra),
         }
-        image = _member(f"{key}.{picture.suffix}", picture.data)
-        rest = _member(f"{key}.cls", b"%d" % label) + _member(f"{key}.json", _json(about))
-        if self._tar and self._tar.tell() + len(image) + len(rest) > self.max_bytes:
+        members = {
+            picture.suffix: picture.data,
+            "cls": b"%d" % label,
+            "json": _json(about),
+        }
+        size = sum(map(_padded, members.values()))
+        if self._tar and self._tar.size + size > self.max_bytes:
             self._finish_shard()
         if not self._tar:
             # shards are numbered within their split
             number = sum(s["name"].startswith(f"{item.split}-") for s in self._shards)
             name = f"{item.split}-{number:06d}.tar"
-            self._tar, self._hash = (self.folder / name).open("xb"), hashlib.sha256()
+            self._tar = _Tar(self.folder / name)
             self._shards.append({"name": name})
-        offset = self._tar.tell() + tarfile.BLOCKSIZE
+        offset, *_ = [self._tar.add(key, suffix, data) for suffix, data in members.items()]
         split, shard = list(self.images).index(item.split), len(self._shards) - 1
         checksum = zlib.crc32(picture.data)
         self._rows.append((split, label, shard, offset, len(picture.data), checksum))
-        self._put(image + rest)
         self.images[item.split] += 1
         self.classes[item.split].add(label)
-
-    def _put(self, data: bytes) -> None:
-        assert self._tar is not None
-        self._tar.write(data)
-        self._hash.update(data)
 
     def _finish_shard(self) -> None:
         if self._tar is None:
             return
-        self._put(bytes(2 * tarfile.BLOCKSIZE))  # two empty blocks end a tar
-        sync_file(self._tar)
-        self._shards[-1] |= {"bytes": self._tar.tell(), "sha256": self._hash.hexdigest()}
-        self._tar.close()
+        self._shards[-1] |= self._tar.finish()
         self._tar = None
 
     def finish(self, source: str, notes: Sequence[str], skipped: Sequence[str]) -> dict[str, Any]:
         """Write the index and the manifest; return the manifest. It comes last, because a folder with
         a manifest counts as complete."""
         self._finish_shard()
-        index = io.BytesIO()
-        np.save(index, np.array(self._rows, ROW), allow_pickle=False)
-        write_synced(self.folder / "index.npy", index.getvalue())
-        manifest: dict[str, Any] = {
-            "format": FORMAT,
-            "version": VERSION,
-            "source": source,
-            "splits": {
-                split: {"classes": len(self.classes[split]), "images": images}
-                for split, images in self.images.items()
+        return write_index(
+            self.folder,
+            np.array(self._rows, ROW),
+            {
+                "version": VERSION,
+                "source": source,
+                "splits": {
+                    split: {"classes": len(self.classes[split]), "images": images}
+                    for split, images in self.images.items()
+                },
+                "shards": self._shards,
+                "notes": list(notes),
+                "skipped": list(skipped),
+                "classes": list(self.labels),
             },
-            "index": {"sha256": hashlib.sha256(index.getvalue()).hexdigest()},
-            "shards": self._shards,
-            "notes": list(notes),
-            "skipped": list(skipped),
-            "classes": list(self.labels),
-        }
-        manifest["sha256"] = manifest_sha256(manifest)
-        write_synced(self.folder / "manifest.json", _json(manifest, indent=1))
-        return manifest
+        )
+
+
+def write_index(folder: Path, rows: NDArray[np.void], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Write index.npy and, after it, the manifest, which has its checksum; return the manifest."""
+    index = io.BytesIO()
+    np.save(index, rows, allow_pickle=False)
+    write_synced(folder / "index.npy", index.getvalue())
+    checksum = {"sha256": hashlib.sha256(index.getvalue()).hexdigest()}
+    manifest: dict[str, Any] = {"format": FORMAT, **about, "index": checksum}
+    manifest["sha256"] = manifest_sha256(manifest)
+    write_synced(folder / "manifest.json", _json(manifest, indent=1))
+    return manifest

@@ -63,17 +63,17 @@ def _start(workers: int) -> ProcessPoolExecutor:
 
 
 def in_order(
-    function: Callable[[Task], Result], tasks: Iterable[Task], workers: int
+    function: Callable[[Task], Result], tasks: Iterable[Task], workers: int, chunk: int = CHUNK
 ) -> Generator[Result, None, None]:
-    """map(function, tasks), in worker processes if `workers` is more than 1."""
+    """map(function, tasks), in worker processes if `workers` is more than 1. chunk: tasks per message."""
     if workers == 1:
         yield from map(function, tasks)
         return
     pool, tasks = _start(workers), iter(tasks)
     waiting: deque[Future[list[Result]]] = deque()
     try:
-        while chunk := list(islice(tasks, CHUNK)):
-            waiting.append(pool.submit(_each, function, chunk))
+        while some := list(islice(tasks, chunk)):
+            waiting.append(pool.submit(_each, function, some))
             if len(waiting) > AHEAD * workers:
                 yield from waiting.popleft().result()
         while waiting:

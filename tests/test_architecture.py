@@ -58,6 +58,10 @@ ONLY = {
     },
     "dml": {
         "shards.index",
+        "shards.cache",
+        "shards.checksums",
+        "shards.fetcher",
+        "shards.remote",
         "shards.item",
         "shards.files",
         "shards.cores",
@@ -91,7 +95,7 @@ TORCH_FREE = [
     *("dml.run_folder.files", "dml.run_folder.folder", "dml.data.sources"),
     *("launch.slurm", "launch.job", "launch.local", "launch.report"),
     *("dml.cli.main", "dml.cli.train", "dml.cli.demo", "dml.cli.doctor"),
-    *("shards.index", "shards.build", "shards.verify"),
+    *("shards.index", "shards.build", "shards.verify", "shards.index_tars", "shards.fetcher"),
 ]
 
 

@@ -27,6 +27,7 @@ SMALL = {
     "loss_memory": "--sizes 1024 2048 --repeats 1",
     "losses": "--m 40 --repeats 1",
     "recall": "--n 2000 --d 16 --repeats 1",
+    "remote": "shards/bundled/icons-mini --images 160 --megabytes 1 --repeats 1",
     "scale": "--m 1024 --d 16 --repeats 1",
     "startup": "--repeats 1",
     "training_step": "--classes 4 --steps 30",
@@ -88,6 +89,10 @@ ROWS = {
         ("recall, 2,000 x 16", TIME, "faiss", "< 1"),
         ("memory of recall", MEMORY, "1 GiB", "<= 1"),
         ("memory of all measures", MEMORY, "1 GiB", "<= 1"),
+    ],
+    "remote": [
+        ("batches from the cache, icons_mini at 32 px", TIME, "the folder", "<= 1.05"),
+        ("download of 1 MB at 1000 Mbit/s", TIME, "the link", "<= 1.1"),
     ],
     "scale": [
         (f"{what}, W = {W}, m = 1,024, d = 16", value, against, goal)

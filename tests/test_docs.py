@@ -54,6 +54,7 @@ DML = {
     "embed": "dml/embed.py",
     "search": "dml/search.py",
     "shards build": "shards/build.py",
+    "shards index-tars": "shards/index_tars.py",
     "shards sheet": "shards/sheet.py",
     "shards verify": "shards/verify.py",
     "sweep": "launch/slurm.py",

@@ -18,6 +18,7 @@ import pytest
 from fleet import ROOT
 from pictures import encode, make_folder, pixels, put
 from PIL import Image
+from webdataset import TarWriter, WebDataset
 
 from shards.build import build, main
 from shards.images import check
@@ -78,7 +79,8 @@ def test_the_tars_are_plain_and_of_the_size_asked_for(tmp_path):
     assert [path.name for path in shards[:2]] == ["train-000000.tar", "train-000001.tar"]
     assert "test-000000.tar" in [path.name for path in shards]
     for path in shards:
-        assert path.stat().st_size <= 20 * 1024 + 2 * 512
+        # webdataset's TarWriter ends a tar with zeros, up to a whole record
+        assert path.stat().st_size <= 20 * 1024 + tarfile.RECORDSIZE
         with tarfile.open(path, "r:") as tar:
             for member in tar:
                 assert (member.mtime, member.uid, member.gid, member.mode) == (0, 0, 0, 0o644)
@@ -418,6 +420,28 @@ def test_an_image_larger_than_memory(tmp_path, capsys, workers):
         "1,073,741,824 that may be read): repair the file, or pass --bad skip\n"
     )
     assert os.listdir(tmp_path) == ["in"]
+
+
+def test_more_images_than_an_index_holds(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("shards.pack.MOST_IMAGES", 7)
+    make_folder(tmp_path / "in", classes=2, images=2)
+    assert run(tmp_path / "in", tmp_path / "out") == 2
+    assert "there are more than 7 images, which is the most" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["in"]
+
+
+def test_webdataset_writes_the_tars(tmp_path):
+    """To the byte what its TarWriter writes, image first."""
+    make_folder(tmp_path / "in", classes=1, images=3)
+    build(folder.collect(tmp_path / "in"), "folder", tmp_path / "out")
+    found = io.BytesIO()
+    writer = TarWriter(found, user="", group="", mode=0o644, mtime=0, encoder=False)
+    for sample in WebDataset(str(tmp_path / "out" / "train-000000.tar"), shardshuffle=False):
+        key = sample["__key__"]
+        for suffix in [*sorted(set(sample) & {"jpg", "png"}), "cls", "json"]:
+            writer.write({"__key__": key, suffix: sample[suffix]})
+    writer.close()
+    assert found.getvalue() == (tmp_path / "out" / "train-000000.tar").read_bytes()
 
 
 UNSAFE = {

@@ -85,7 +85,7 @@ def test_verification_finds_every_changed_byte_of_a_shard(packed, tmp_path, dama
             path.read_bytes() != (tmp_path / "out" / path.name).read_bytes()
             for path in packed.glob("*.tar")
         )
-        assert list(verify(tmp_path / "out")) or not changed, trial
+        assert list(verify(tmp_path / "out", deep=True)) or not changed, trial
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -112,7 +112,7 @@ def test_an_index_with_a_true_checksum(packed, packed_1, tmp_path, damage, versi
         damage(data, random.Random(trial))
         put_index(tmp_path / "out", bytes(data))
         outcome(tmp_path / "out")
-        list(verify(tmp_path / "out"))
+        list(verify(tmp_path / "out", deep=True))
 
 
 ODD = (
@@ -157,4 +157,4 @@ def test_a_manifest_with_a_true_checksum(packed, tmp_path, seed):
         (tmp_path / "out/manifest.json").write_text(json.dumps(manifest))
         reseal(tmp_path / "out")
         outcome(tmp_path / "out")
-        list(verify(tmp_path / "out"))
+        list(verify(tmp_path / "out", deep=True))

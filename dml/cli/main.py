@@ -26,8 +26,11 @@ class Command:
 COMMANDS = {
     "demo": Command("dml.cli.demo", "train on the bundled icons: a minute or two", workers=True),
     "shards build": Command("shards.build", "pack a dataset or a folder of photos for training"),
+    "shards index-tars": Command("shards.index_tars", "index webdataset tars where they are"),
     "shards sheet": Command("shards.sheet", "draw some of its classes, to check them by eye"),
-    "shards verify": Command("shards.verify", "check every byte of it", reader_left=1),
+    "shards verify": Command(
+        "shards.verify", "check every byte of it, or decode it (--deep)", reader_left=1
+    ),
     "plan": Command("dml.plan", "check a config and print every number that follows from it"),
     "train": Command("dml.cli.train", "train, or resume a training", workers=True),
     "embed": Command("dml.embed", "embed images with a trained model", workers=True),

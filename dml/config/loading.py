@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dml.catalogue import DATASETS, complete_loss
 from dml.config.packaged import CONFIGS, find_config, find_shards, packaged_config
-from dml.config.sections import SECTIONS, Config, Loss, Model
+from dml.config.sections import SECTIONS, Config, Data, Loss, Model
 from dml.config.synonyms import suggestion
 from dml.config.yaml12 import dump, parse, read_yaml
 from dml.errors import ConfigError
@@ -210,6 +210,19 @@ def _contradictions(sections: Mapping[str, Any]) -> Iterator[Problem]:
         text = "no classes are held out to tell when training stops improving"
         fix = "for example eval.validation_classes=0.1, or eval.patience=null"
         yield Problem("eval.patience", evaluation.patience, text, fix)
+    if sections["data"]:
+        yield from _contradictions_of_servers(sections["data"])
+
+
+def _contradictions_of_servers(data: Data) -> Iterator[Problem]:
+    if data.cache is None:
+        for name, idle in (("cache_gib", None), ("remote", "cache")):
+            value, fix = getattr(data, name), "set data.cache to a folder of this machine"
+            if value != idle:
+                yield Problem(f"data.{name}", value, "needs data.cache", fix)
+    if data.remote == "range" and data.verify:
+        text = "shards that are read image by image cannot be compared as a whole"
+        yield Problem("data.verify", True, text, "set data.verify=false: every image is compared")
 
 
 def _source(path: str, merged: _Merged) -> str | None:

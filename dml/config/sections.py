@@ -72,9 +72,34 @@ class Data:
         example="sop",
     )
     shards: str = key(
-        "the folder that `shards/build.py` wrote",
+        "the folder that `shards/build.py` wrote, or its address: https://, s3:// or file://",
         rule=PATH,
         example="data/sop",
+        execution=True,
+    )
+    cache: str | None = key(
+        "a folder of this machine for shards that come from a server; its processes share it",
+        default=None,
+        rule=PATH,
+        example="/scratch/shards",
+        execution=True,
+    )
+    cache_gib: float | None = key(
+        "GiB that `data.cache` may hold; what is needed last leaves first; null: no limit",
+        default=None,
+        rule=POSITIVE,
+        example=100,
+        execution=True,
+    )
+    remote: Literal["cache", "range"] = key(
+        "shards on a server: `cache` downloads them ahead of their use; `range` reads image by image, "
+        "for a disk that is too small",
+        default="cache",
+        execution=True,
+    )
+    verify: bool = key(
+        "compare every shard with its checksum before training",
+        default=False,
         execution=True,
     )
     workers: int | None = key(

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from dml.data.deck import Deck, mix, uniforms
 from dml.data.preprocessing import NUMBERS, Input, eval_image, train_image
+from dml.distributed.workers import ranks_of_machine
 from shards.index import ImageReader, Index
 from shards.item import ShardError
 
@@ -118,8 +119,20 @@ class TrainBatches(ImageBatches):
         self, index: Index, batches: Batches, spec: Input, rank: int = 0, size: int = 1
     ) -> None:
         self.reader, self.batches, self.spec = ImageReader(index), batches, spec
+        self.rank, self.size = rank, size
         self.own = own_share(batches.m, rank, size)
         self.most = len(self.own)
+
+    @property
+    def all_rows(self) -> Rows:
+        """All that any batch may hold."""
+        return self.batches.rows
+
+    def rows_on_machine(self, step: int) -> Rows:
+        """The images of a step for all processes of this machine."""
+        ranks = ranks_of_machine(self.rank, self.size)
+        first, last = (own_share(self.batches.m, ranks[i], self.size) for i in (0, -1))
+        return self.batches(step, range(first.start, last.stop))[0]
 
     def count(self, step: int) -> int:
         return self.most
@@ -129,6 +142,7 @@ class TrainBatches(ImageBatches):
         rows, labels = self.batches(step, positions)
         key, first = mix(self.batches.seed, AUGMENT, step), positions.start * NUMBERS
         numbers = uniforms(len(rows) * NUMBERS, key, first)
+        self.reader.expect(rows.tolist())
         images = (
             self.image(row, iter(numbers[i * NUMBERS : (i + 1) * NUMBERS]))
             for i, row in enumerate(rows.tolist())
@@ -157,7 +171,18 @@ class EvalBatches(ImageBatches):
     ) -> None:
         own = own_share(len(rows), rank, size)
         self.reader, self.rows, self.labels = ImageReader(index), rows[own], labels[own]
-        self.spec, self.most = spec, batch
+        self.spec, self.most, self.rank, self.size = spec, batch, rank, size
+        shares = (own_share(len(rows), each, size) for each in ranks_of_machine(rank, size))
+        self.machine = [rows[share.start : share.stop] for share in shares]
+
+    @property
+    def all_rows(self) -> Rows:
+        """All that any batch may hold."""
+        return np.concatenate(self.machine)
+
+    def rows_on_machine(self, n: int) -> Rows:
+        """The images of the n-th batches of all processes of this machine."""
+        return np.concatenate([rows[n * self.most : (n + 1) * self.most] for rows in self.machine])
 
     def __len__(self) -> int:
         return math.ceil(len(self.rows) / self.most)
@@ -169,6 +194,7 @@ class EvalBatches(ImageBatches):
         rows, labels = (
             x[n * self.most :][part.start : part.stop] for x in (self.rows, self.labels)
         )
+        self.reader.expect(rows.tolist())
         put((self.image(row) for row in rows.tolist()), out)
         return torch.from_numpy(labels)
 

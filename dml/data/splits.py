@@ -9,6 +9,7 @@ import numpy as np
 from dml.config import Config
 from dml.data.batches import Batches, Rows, TrainBatches, held_out
 from dml.data.preprocessing import Input
+from dml.plan import cache_of
 from shards.index import Index, load_index
 
 
@@ -46,7 +47,7 @@ class Splits:
 
 
 def read_splits(config: Config) -> Splits:
-    index = load_index(config.data.shards)
+    index = load_index(config.data.shards, cache_of(config.data))
     rows, labels = index.positions("train"), index.labels("train")
     held = held_out(labels, config.eval.validation_classes, config.run.seed)
     return Splits(

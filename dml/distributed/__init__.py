@@ -7,6 +7,6 @@
 - `full_state` (read_weights, write_weights, send_weights,
   read_slots, write_slots): whole tensors under any ZeRO stage
 - `precision` (full_precision, at_least_float32): similarities in full float32
-- `workers` (loader_workers): how many loader processes each training process has
+- `workers` (loader_workers, local_processes, ranks_of_machine): how many processes a machine has
 - `malloc` (keep_freed_memory): the memory that the C library hands out
 """

@@ -24,7 +24,8 @@ Any other exception ends its process at once, and the launcher ends the others.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -92,6 +93,18 @@ class Team:
             problem = next((error for error in everyone if error is not None), None)
         if problem is not None:
             raise problem from None
+
+    def wait_until(self, is_ready: Callable[[], bool]) -> None:
+        """Wait until all processes are ready, however long one takes: a collective gives up after some
+        minutes. Signals and problems end it."""
+        while True:
+            self.meet()
+            ready = torch.tensor(int(is_ready()))
+            if self.size > 1:
+                dist.all_reduce(ready, dist.ReduceOp.MIN, group=self.group)
+            if ready:
+                return
+            time.sleep(0.2)
 
     def note(self, problem: Exception) -> None:
         """Fail at the next meeting, on all processes."""

@@ -1,4 +1,4 @@
-"""How many loader processes each training process has."""
+"""How many processes a machine has: of the training, and loaders for each of them."""
 
 import os
 
@@ -12,5 +12,15 @@ def loader_workers(data: Data) -> int:
     wait for each other."""
     if data.workers is not None:
         return data.workers
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
-    return min(MOST_WORKERS, max(1, own_cores(local) - 1))
+    return min(MOST_WORKERS, max(1, own_cores(local_processes()) - 1))
+
+
+def local_processes() -> int:
+    """The number of processes on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+
+
+def ranks_of_machine(rank: int, size: int) -> range:
+    """The processes, of `size`, on the machine of this one. Launchers number them machine by machine."""
+    first = max(0, rank - int(os.environ.get("LOCAL_RANK", rank)))
+    return range(first, min(size, first + local_processes()))

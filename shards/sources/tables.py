@@ -12,6 +12,7 @@ from shards.files import read_bounded
 from shards.item import Collection, FileItem, Item, ShardError
 
 SPLITS = (("train", "test"), ("train", "query", "gallery"))
+COLUMNS = ("path", "label")
 LARGEST = 2**30  # bytes of a table
 
 
@@ -45,8 +46,10 @@ def _item(row: Mapping[str, object], where: str, folder: Path) -> Item:
     return FileItem(split=split, class_name=str(label), name=name, path=place)
 
 
-def read_csv(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """The rows, and where each of them is."""
+def read_csv(
+    path: Path, needed: Sequence[str] = COLUMNS
+) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """The rows, and where each of them is. needed: columns that there must be."""
     try:
         text = read_bounded(path, LARGEST).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -55,7 +58,7 @@ def read_csv(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
         raise ShardError(f"{path} cannot be read: {error.strerror}") from None
     lines = csv.DictReader(io.StringIO(text, newline=""), restval="")
     try:
-        _need_columns(path, lines.fieldnames or ())
+        _need_columns(path, lines.fieldnames or (), needed)
         yield from ((f"{path}:{lines.line_num}", row) for row in lines)
     except csv.Error as error:
         raise ShardError(f"{path}:{lines.line_num} is not CSV ({error})") from None
@@ -79,8 +82,8 @@ def read_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
         raise ShardError(f"{path} cannot be read ({error})") from None
 
 
-def _need_columns(path: Path, names: Sequence[str]) -> None:
-    missing = [name for name in ("path", "label") if name not in names]
+def _need_columns(path: Path, names: Sequence[str], needed: Sequence[str] = COLUMNS) -> None:
+    missing = [name for name in needed if name not in names]
     if missing:
         raise ShardError(
             f"{path} has no column {missing[0]!r}, only {', '.join(map(repr, names)) or '(none)'}"
