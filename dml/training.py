@@ -116,17 +116,16 @@ class Run:
         optimizer = make_optimizer(config.optim, self.model)
         model, optimizer, progress = restore(team, last, self.model, optimizer)
         self.model, self.optimizer, self.progress = model, optimizer, progress
-        with team.together():
-            self.journal = journal = Journal.open(team, folder, progress)
-            if team.first:
-                write_settings(folder, config, self.plan)
-            warnings = suspicious(splits, config) if team.first else []
-        team.say("\n".join([str(self.plan), f"{'folder':<25}  {folder}", *warnings]))
         self.own = train_batches(splits, config, self.spec, team.rank, team.size)
         self.order = range(progress.step, self.plan.steps)
         with team.together():
             self.ahead = Ahead(self.own, self.order, cache_of(config.data))
             self.ahead.refuse_small_cache()
+            self.journal = journal = Journal.open(team, folder, progress)
+            if team.first:
+                write_settings(folder, config, self.plan)
+            warnings = suspicious(splits, config) if team.first else []
+        team.say("\n".join([str(self.plan), f"{'folder':<25}  {folder}", *warnings]))
         self.clock = clock = Clock(team.device, progress.seconds)
         self.saver = Saver(team, folder, origin, model, optimizer, progress, journal)
         self.evaluator = Evaluator(team, splits, self.spec, config, self.plan, journal)

@@ -290,13 +290,11 @@ class ImageReader:
     def expect(self, rows: Iterable[int]) -> None:
         """Say which images will be read next: those that come from a server one by one are requested
         together."""
-        if self.index.cache is None or not self.index.cache.ranges:
+        if not self._ranges:
             return
-        if (
-            self._threads is None or self._threads[0] != os.getpid()
-        ):  # threads do not survive a fork
-            self._threads = os.getpid(), ThreadPoolExecutor(REQUESTS)
-            self._expected = {}
+        if self._threads is None or self._threads[0] != os.getpid():
+            # a fork leaves threads behind
+            self._threads, self._expected = (os.getpid(), ThreadPoolExecutor(REQUESTS)), {}
         for row in rows:
             _, _, shard, offset, size, *_ = self.index.rows[row].item()
             if row not in self._expected and isinstance(self.index.places[shard], File):

@@ -81,7 +81,8 @@ def trained(local, tmp_path_factory):
             ],
         }
         server.breaks = ("/restarted/", 4, 1.5)
-        found = train_several(2, place, {name: [*sets, *SMALL] for name, sets in runs.items()})
+        settings = {name: [*sets, *SMALL] for name, sets in runs.items()}
+        found = train_several(2, place, settings, timeout=600)
         yield place, found, server
 
 

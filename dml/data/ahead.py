@@ -52,6 +52,7 @@ class Ahead:
             return
         size = sum(file.size for file in self.window[0])
         if size > self.cache.limit:
+            self.close()
             raise ShardError(
                 f"data.cache_gib allows {self.cache.limit:,} bytes, but the shards that one batch needs "
                 f"on a machine have {size:,}: raise it, or set data.remote=range"
