@@ -9,6 +9,7 @@ from dml.rules import (
     KS,
     NUMBERS,
     POSITIVE,
+    WHOLE_NUMBERS,
     Problem,
     Rule,
     at_least,
@@ -109,8 +110,9 @@ PARAMETER_MEANINGS = {
 
 def kind_of(default: Parameter) -> Any:
     """The kind of a parameter for `fit`, from its default."""
-    numbers = isinstance(default, tuple) and any(isinstance(item, float) for item in default)
-    return NUMBERS if numbers else type(default)
+    if not isinstance(default, tuple):
+        return type(default)
+    return NUMBERS if any(isinstance(item, float) for item in default) else WHOLE_NUMBERS
 
 
 # a word of other programs -> what it may mean here, the likeliest first

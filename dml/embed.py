@@ -2,6 +2,7 @@
 
     python dml/embed.py runs/icons_mini photos --out embedded/photos
     python dml/embed.py runs/icons_mini data/sop --split test --out embedded/sop
+    python dml/embed.py efficientnet_lite0 data/sop --features --out features/sop
 
 IMAGES is a folder of images (JPEG, PNG, WebP, ...), with sub-folders or without (the sub-folder that an
 image is in is its class), or a folder of shards. DIR is written whole or not at all:
@@ -11,7 +12,9 @@ image is in is its class), or a folder of shards. DIR is written whole or not at
     info.json           which model, which images, how many
 
 An image is embedded as in evaluation: its centre crop, at the size that the model was trained for. The
-result does not depend on --workers. Exit codes: 0 done, 2 a mistake in what was asked for.
+result does not depend on --workers. With --features the rows are what the backbone computes, before the
+head, of any length; RUN may then name a backbone with published weights, and shards/build.py features
+packs DIR to train heads on. Exit codes: 0 done, 2 a mistake in what was asked for.
 """
 
 from __future__ import annotations
@@ -21,11 +24,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dml.errors import MISTAKES, NotFiniteError, memory_sentence
+from dml.config.sections import BACKBONE
+from dml.errors import MISTAKES, Mistake, NotFiniteError, memory_sentence
 from shards.cores import available_cores
 from shards.item import ShardError
 from shards.output import STOPPED, program_name, run_program
+
+if TYPE_CHECKING:
+    from dml.models import Embedder
 
 DONE, NO_MEMORY, MISTAKE = 0, 1, 2
 
@@ -36,13 +44,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished training")
+    parser.add_argument(
+        "run",
+        type=Path,
+        metavar="RUN",
+        help="folder of a finished training; with --features also a backbone, such as timm:NAME",
+    )
     parser.add_argument("images", type=Path, metavar="IMAGES", help="folder of images or of shards")
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder to write")
     parser.add_argument(
         "--split",
         choices=("train", "test", "query", "gallery", "all"),
         help="which images of shards (default: all)",
+    )
+    parser.add_argument(
+        "--features", action="store_true", help="write the features before the head"
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="of a backbone that RUN names (default: those that an installed package carries)",
     )
     parser.add_argument(
         "--batch", type=int, default=256, metavar="N", help="images per forward pass (256)"
@@ -97,7 +118,7 @@ def embed_images(args: argparse.Namespace) -> str:
 
     from dml.data.sources import Rows, find_images
     from dml.inference.embedded import Embedded, Info, refuse_occupied, write
-    from dml.inference.trained import embed, load_trained, model_sha256
+    from dml.inference.trained import embed
 
     def unreadable(path: Path, reason: str) -> None:
         sentence = f"{path} cannot be read as an image ({reason})"
@@ -108,7 +129,7 @@ def embed_images(args: argparse.Namespace) -> str:
         tqdm.write(f"left out: {sentence}", file=sys.stderr)
 
     refuse_occupied(args.out, args.overwrite)
-    model, sha256 = load_trained(args.run), model_sha256(args.run)
+    model, run, sha256 = find_model(args)
     source, entries = find_images(args.images, args.split)
     workers = min(8, available_cores()) if args.workers is None else args.workers
     started = time.monotonic()
@@ -119,6 +140,7 @@ def embed_images(args: argparse.Namespace) -> str:
         unreadable=unreadable,
         batch=args.batch,
         workers=workers,
+        features=args.features,
     )
     seconds = time.monotonic() - started
     kept = list(compress(entries, readable))
@@ -126,7 +148,7 @@ def embed_images(args: argparse.Namespace) -> str:
         raise ShardError(f"none of the {len(entries)} images of {args.images} can be read")
     shards = source.reader.index.manifest["index"]["sha256"] if isinstance(source, Rows) else None
     info = Info(
-        run=str(args.run.absolute()),
+        run=run,
         model_sha256=sha256,
         source=str(source.root),
         split=(args.split or "all") if shards else None,
@@ -134,6 +156,7 @@ def embed_images(args: argparse.Namespace) -> str:
         count=len(kept),
         dimensions=X.shape[1],
         unreadable=len(entries) - len(kept),
+        features=args.features,
     )
     write(args.out, Embedded(X[readable], kept, info))
     classes = len({entry.class_name for entry in kept} - {None})
@@ -141,6 +164,19 @@ def embed_images(args: argparse.Namespace) -> str:
     rate = f"{seconds:.1f} s, {len(entries) / seconds:,.0f} images/s"
     left_out = f"; left out {info.unreadable:,} that cannot be read" if info.unreadable else ""
     return f"{args.out}: {len(kept):,} images{of_classes} in {rate}{left_out}"
+
+
+def find_model(args: argparse.Namespace) -> tuple[Embedder, str, str]:
+    """The model of a run or of a backbone's name, what it is called, and its checksum."""
+    from dml.inference.trained import load_backbone, load_trained, model_sha256, weights_sha256
+
+    name = str(args.run)
+    if not args.features or args.run.is_dir() or not BACKBONE.holds(name) or name == "none":
+        if args.weights is not None:
+            raise Mistake(f"--weights {args.weights} is for --features of a backbone by name")
+        return load_trained(args.run), str(args.run.absolute()), model_sha256(args.run)
+    model = load_backbone(name, args.weights or "pretrained")
+    return model, name, weights_sha256(model)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,12 @@ from dml.data.deck import mix, shuffled
 from dml.data.loader import loader
 from dml.data.preprocessing import Input
 from dml.data.splits import Splits, Subset
+from dml.data.vectors import Features
 from dml.distributed.collectives import Wire
 from dml.distributed.team import Team
 from dml.distributed.workers import loader_workers
 from dml.errors import NotFiniteError
-from dml.inference.picture import Found, retrieval_picture
+from dml.inference.picture import Found, retrieval_picture, stacked
 from dml.plan import Plan
 from dml.recall import Retrieval, retrieval
 from dml.run_folder import events
@@ -51,11 +52,12 @@ def evaluation_due(eval: Eval, step: int, steps: int) -> Literal["validation", "
 
 @dataclass(frozen=True)
 class Evaluation:
-    """scores: recall@1 and so on, as fractions. embeddings: of the queries, in their order. picture:
-    on the first process only."""
+    """scores: recall@1 and so on, as fractions; of several datasets their mean, and NAME/recall@1 of
+    each. embeddings: of the queries of each dataset, in their order. picture: on the first process
+    only, and only of images."""
 
     scores: dict[str, float]
-    embeddings: Tensor
+    embeddings: list[Tensor]
     picture: Image.Image | None
 
     def __str__(self) -> str:
@@ -66,21 +68,30 @@ class Evaluator:
     """How a run evaluates; the same on every process. All of them call it at the same time."""
 
     def __init__(
-        self, team: Team, splits: Splits, spec: Input, config: Config, plan: Plan, journal: Journal
+        self,
+        team: Team,
+        splits: Splits,
+        spec: Input | Features,
+        config: Config,
+        plan: Plan,
+        journal: Journal,
     ) -> None:
-        self.team, self.index, self.spec, self.journal = team, splits.index, spec, journal
-        self.subsets = {"validation": splits.validation, "test": splits.test}
+        self.team, self.spec, self.journal = team, spec, journal
+        self.names = [dataset.part.name for dataset in splits.datasets]
+        self.subsets = {
+            "validation": [dataset.validation for dataset in splits.datasets],
+            "test": [dataset.test for dataset in splits.datasets],
+        }
         self.ks = sorted({1, *config.eval.ks})  # Recall@1 chooses the best step
         self.batch = config.engine.micro_batch or min(LARGEST_BATCH, plan.images_per_process)
-        self.loading = loader_workers(config.data), config.data.prefetch
+        self.loading = loader_workers(config), config.data.prefetch
 
     def __call__(self, model: nn.Module, split: str, step: int) -> Evaluation:
         """Evaluate a split with the weights of a step, and log the scores, which are the same on
         every process."""
-        found = self.search(model, self.subsets[split])
+        found = mean([self.search(model, subset) for subset in self.subsets[split]], self.names)
         self.team.say(f"step {step:,}  {split}: {found}")
-        if found.picture:
-            self.journal.log(events.Evaluation(step, split, found.scores, found.picture))
+        self.journal.log(events.Evaluation(step, split, found.scores, found.picture))
         return found
 
     def search(self, model: nn.Module, subset: Subset) -> Evaluation:
@@ -100,15 +111,16 @@ class Evaluator:
             gather_shares(found.average_precision, len(y)),
         )
         with self.team.together():
-            picture = self.picture(X, subset, G, others) if self.team.first else None
-        return Evaluation(every.summary(self.ks), X, picture)
+            drawn = self.team.first and isinstance(self.spec, Input)
+            picture = self.picture(X, subset, G, others) if drawn else None
+        return Evaluation(every.summary(self.ks), [X], picture)
 
     @torch.no_grad()
     def embed(self, model: nn.Module, subset: Subset) -> Tensor:
         """The embeddings of all images, in order, on every process."""
         rank, size = self.team.rank, self.team.size
         batches = EvalBatches(
-            self.index, subset.rows, subset.labels, self.spec, self.batch, rank, size
+            subset.index, subset.rows, subset.labels, self.spec, self.batch, rank, size
         )
         # Under ZeRO-3 every process must take part in every forward: a process whose share needs one
         # batch less than the largest repeats batch 0 and discards the output.
@@ -118,7 +130,7 @@ class Evaluator:
         model.eval()
         parts = []
         coming = loader(batches, order, *self.loading)
-        with closing(Ahead(batches, order, self.index.cache)) as ahead:
+        with closing(Ahead(batches, order, subset.index.cache)) as ahead:
             for n in range(count):
                 images, _ = self.team.fetch(coming)
                 ahead.at(n)
@@ -134,7 +146,7 @@ class Evaluator:
 
     def picture(self, X: Tensor, subset: Subset, G: Tensor, others: Subset) -> Image.Image:
         """Some queries, the same ones throughout a run, and their nearest neighbours."""
-        reader = ImageReader(self.index)
+        reader = ImageReader(subset.index)
 
         def image(row: Any) -> Image.Image:
             return open_photo(reader.read(int(row))).whole()
@@ -156,7 +168,7 @@ class Evaluator:
         try:
             if found.picture:
                 write_picture(folder, found.picture)
-            some = self.thumbnails(self.subsets["test"], found.embeddings)
+            some = self.projected(found.embeddings)
             # these differ between runs and are no hyper-parameters
             hidden = EXECUTION | {"run.name"}
             settings = {key: v for key, v in flatten(config).items() if key not in hidden}
@@ -166,15 +178,33 @@ class Evaluator:
         except Exception as error:  # noqa: BLE001  the training must not be lost for it
             self.team.say(f"warning: no picture, or no projector in TensorBoard: {error!r}")
 
-    def thumbnails(self, subset: Subset, X: Tensor) -> tuple[Tensor, list[str], Tensor]:
-        """Embeddings, class names and thumbnails of some images."""
-        spec = replace(self.spec, size=THUMBNAIL, resize=THUMBNAIL)
-        chosen = some(len(X), PROJECTED)
-        images, labels = EvalBatches(
-            self.index, subset.rows[chosen], subset.labels[chosen], spec, PROJECTED
-        )[0]
-        names = self.index.class_names
-        return X[chosen].cpu(), [names[label] for label in labels.tolist()], images
+    def projected(self, embeddings: list[Tensor]) -> tuple[Tensor, list[str], Tensor | None]:
+        """Embeddings and class names of some test images, and their thumbnails, of all datasets."""
+        vectors, names, pictures = [], [], []
+        for X, subset, name in zip(embeddings, self.subsets["test"], self.names, strict=True):
+            chosen = some(len(X), PROJECTED // len(embeddings))
+            prefix = f"{name}/" if len(embeddings) > 1 else ""
+            labels = subset.labels[chosen]
+            vectors.append(X[chosen].cpu())
+            names += [prefix + subset.index.class_names[label] for label in labels.tolist()]
+            if isinstance(self.spec, Input):
+                spec = replace(self.spec, size=THUMBNAIL, resize=THUMBNAIL)
+                batches = EvalBatches(subset.index, subset.rows[chosen], labels, spec, len(chosen))
+                pictures.append(batches[0][0])
+        return torch.cat(vectors), names, torch.cat(pictures) if pictures else None
+
+
+def mean(found: list[Evaluation], names: list[str]) -> Evaluation:
+    """One evaluation of several datasets: the mean of each score over the datasets, then those of each
+    dataset; the pictures below each other."""
+    if len(found) == 1:
+        return found[0]
+    scores = {key: sum(each.scores[key] for each in found) / len(found) for key in found[0].scores}
+    for name, each in zip(names, found, strict=True):
+        scores |= {f"{name}/{key}": score for key, score in each.scores.items()}
+    pictures = [each.picture for each in found if each.picture]
+    embeddings = [X for each in found for X in each.embeddings]
+    return Evaluation(scores, embeddings, stacked(pictures) if pictures else None)
 
 
 def some(n: int, count: int) -> list[int]:

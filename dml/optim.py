@@ -18,6 +18,7 @@ def make_optimizer(optim: Optim, model: Embedder) -> Optimizer:
         {"params": list(model.backbone.parameters()), "lr_factor": 1.0},
         {"params": list(model.head.parameters()), "lr_factor": optim.head_lr_factor},
     ]
+    groups = [group for group in groups if group["params"]]  # features come without a backbone
     if optim.name == "sgd":
         momentum, decay = optim.momentum, optim.weight_decay
         return SGD(groups, optim.lr, momentum=momentum, weight_decay=decay, fused=True)

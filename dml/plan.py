@@ -22,6 +22,7 @@ from typing import Any
 
 from dml.catalogue import DATASETS
 from dml.config import Config, add_arguments, load
+from dml.config.mixing import Mixed, Part, Sizes, dataset_names, mixed, problems_of_parts
 from dml.config.sections import Data
 from dml.cost import loss_bytes_sent, loss_flops, loss_memory
 from dml.errors import ConfigError, Mistake, in_full
@@ -33,6 +34,7 @@ from shards.remote import is_remote
 LARGEST_MEMORY = 2**44  # bytes per process: 16 TiB, more than a machine has
 WARM_UP, MEASURED = 2, 6  # steps of --measure: the first ones start the workers
 ASSUMED_SIZE = 224  # pixels of the side of an image where data.size leaves it to the backbone
+ASSUMED_FEATURES = 1024  # numbers in a vector, which only the shards know
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,11 @@ class Plan:
     loss_bytes_sent: int
     loss_memory: int
     loss_flops: int
+    datasets: tuple[Mixed, ...] = ()  # if there are several
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The content of plan.json."""
+        return {key: value for key, value in asdict(self).items() if key != "datasets" or value}
 
     def __str__(self) -> str:
         return as_rows(self.rows())
@@ -71,6 +75,11 @@ class Plan:
             "images": f"{self.images:,}",
             "epochs": _known(self.epochs),
             "steps per epoch": _known(self.steps_per_epoch),
+            **{
+                f"of {each.name}": f"{each.classes_per_batch:,} classes per batch; each image is seen "
+                f"{each.times_seen:,.2f} times on average"
+                for each in self.datasets
+            },
             "sent for the loss": f"{_size(self.loss_bytes_sent)} per process and step"
             " (the reduction of the model's gradient is not included)",
             "memory of the loss": f"{_size(self.loss_memory)} per process",
@@ -103,14 +112,20 @@ def plan(
     processes: int = 1,
     train_classes: int | None = None,
     train_images: int | None = None,
+    parts: Sequence[Part] = (),
 ) -> Plan:
     """The plan of a config, or ConfigError with every problem. The sizes of the training split default
-    to those of the catalogue."""
-    dataset = DATASETS[config.data.dataset]
-    classes = dataset.train_classes if train_classes is None else train_classes
-    images = dataset.train_images if train_images is None else train_images
-    held_out = None if classes is None else round(config.eval.validation_classes * classes)
+    to those of the catalogue. parts: the datasets, if their sizes are known."""
+    dataset, share = DATASETS[config.data.dataset], config.eval.validation_classes
+    several = len(config.data.folders) > 1
+    published = (None, None) if several else (dataset.train_classes, dataset.train_images)
+    classes = published[0] if train_classes is None else train_classes
+    images = published[1] if train_images is None else train_images
+    held_out = None if classes is None else round(share * classes)
+    if several and parts:
+        held_out = sum(part.held_out(share) for part in parts)
     problems = list(_problems(config, processes, classes, images, held_out))
+    problems += problems_of_parts(config, parts) if several else []
     where = f"the plan of {config.run.name} for {processes} process{'es' * (processes != 1)}"
     if problems:
         raise ConfigError(problems, where)
@@ -148,6 +163,7 @@ def plan(
         loss_bytes_sent=loss_bytes_sent(m, config.model.embedding_size, processes),
         loss_memory=loss_memory(m, config.model.embedding_size, processes, config.engine.tile),
         loss_flops=loss_flops(m, config.model.embedding_size, processes),
+        datasets=tuple(mixed(config, steps, parts)) if several else (),
     )
 
 
@@ -197,7 +213,8 @@ def _problems(
         yield Problem("model.batchnorm", batchnorm, text, fix)
     size = config.data.size or ASSUMED_SIZE
     batches = 2  # that of this step, and the next one
-    needed = batches * b * 3 * size**2
+    sample = 4 * ASSUMED_FEATURES if config.model.backbone == "none" else 3 * size**2
+    needed = batches * b * sample
     needed += loss_memory(m, config.model.embedding_size, processes, engine.tile)
     if needed > LARGEST_MEMORY:
         text = (
@@ -212,19 +229,26 @@ def _problems(
         yield Problem("length.epochs", config.length.epochs, text, fix)
 
 
-def built_sizes(config: Config) -> tuple[int | None, int | None]:
-    """The numbers of training classes and images, if the shards are built already."""
-    if not has_shards(config.data):
-        return None, None
+def built_sizes(config: Config) -> Sizes:
+    """The numbers of training classes and images, if all shards are built already."""
+    folders = config.data.folders
+    if not all(map(has_shards, folders)):
+        return None, None, ()
     from shards.index import read_manifest  # imports numpy, which takes time
 
-    train = read_manifest(config.data.shards, cache_of(config.data))["splits"].get("train", {})
-    return train.get("classes"), train.get("images")
+    cache = cache_of(config.data)
+    splits = [read_manifest(folder, cache)["splits"] for folder in folders]
+    if not all("train" in each for each in splits):
+        return None, None, ()
+    parts = [
+        Part(name, each["train"]["classes"], each["train"]["images"])
+        for name, each in zip(dataset_names(folders), splits, strict=True)
+    ]
+    return sum(part.classes for part in parts), sum(part.images for part in parts), parts
 
 
-def has_shards(data: Data) -> bool:
+def has_shards(shards: str) -> bool:
     """Whether there are shards, or a server that may have them."""
-    shards = data.shards
     return is_remote(shards) or os.path.exists(os.path.join(shards, "manifest.json"))
 
 
@@ -239,11 +263,12 @@ def cache_of(data: Data) -> Cache | None:
 
 def missing_files(config: Config) -> list[str]:
     """What training would not find, a sentence each."""
-    shards, weights, found = config.data.shards, config.model.weights, []
-    if not has_shards(config.data):
-        found.append(
-            f"data.shards = {in_full(shards)}: there are no shards; build them or fix the path"
-        )
+    weights, found = config.model.weights, []
+    for shards in config.data.folders:
+        if not has_shards(shards):
+            found.append(
+                f"data.shards = {in_full(shards)}: there are no shards; build them or fix the path"
+            )
     if weights not in (None, "pretrained") and not os.path.exists(os.path.expanduser(weights)):
         found.append(f"model.weights = {in_full(weights)}: there is no such file; fix the path")
     return found

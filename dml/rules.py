@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from numbers import Integral
-from typing import Any
+from typing import Any, get_args, get_origin
 
 SHOWN = 60  # characters of a value in a text
 LISTED = 10  # unknown keys that are listed one by one
@@ -122,23 +122,24 @@ def is_path(text: str) -> bool:
 ANY = Rule("", lambda value: True)
 POSITIVE = Rule("above 0", lambda value: bool(value > 0))
 
-NUMBERS = tuple[float, ...]
+WHOLE_NUMBERS, NUMBERS, TEXTS = tuple[int, ...], tuple[float, ...], tuple[str, ...]
 _KINDS: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a finite number",
     str: "text",
-    tuple: "a list of whole numbers",
+    WHOLE_NUMBERS: "a list of whole numbers",
     NUMBERS: "a list of finite numbers",
+    TEXTS: "a list of texts",
 }
 
 
 def fit(value: object, kind: Any, rule: Rule = ANY) -> Any:
     """The value as `kind`, or ValueError with what it must be. true is not 1, and "10" is not 10.
 
-    kind: bool, int, float, str, tuple (of whole numbers) or NUMBERS.
+    kind: bool, int, float, str, or WHOLE_NUMBERS, NUMBERS, TEXTS.
     """
-    value = _as_list(value, kind) if kind in (tuple, NUMBERS) else _as_one(value, kind)
+    value = _as_list(value, kind) if get_origin(kind) is tuple else _as_one(value, kind)
     if value is None or not rule.holds(value):
         raise ValueError(", ".join(filter(None, [f"must be {_KINDS[kind]}", rule.text])))
     return value
@@ -157,14 +158,22 @@ def _as_one(value: object, kind: Any) -> Any:
 
 
 def _as_list(value: object, kind: Any) -> tuple[Any, ...] | None:
-    """The value as a tuple of whole numbers, or of numbers; None if it is none."""
+    """The value as a tuple of what `kind` is of; None if it is none."""
     if not isinstance(value, list | tuple):
         return None
-    items = tuple(_as_one(item, int if kind is tuple else float) for item in value)
+    items = tuple(_as_one(item, get_args(kind)[0]) for item in value)
     return None if None in items else items
 
 
 PATH = Rule("a path, not empty", lambda text: bool(text) and is_path(text))
+PATHS = Rule(
+    "a path, not empty, or a list of different paths",
+    lambda given: (
+        PATH.holds(given)
+        if isinstance(given, str)
+        else bool(given) and len(set(given)) == len(given) and all(map(PATH.holds, given))
+    ),
+)
 MOST_STEPS = 10**9
 STEPS = between(1, MOST_STEPS)
 INCREASING = Rule(

@@ -4,7 +4,8 @@
     python dml/search.py runs/icons_mini embedded/photos mug.jpg --picture mug.png
 
 Similarity is the dot product of embeddings: 1 for the same image, less for images that are less alike.
-The search is exact: every image is compared, by faiss if it is installed, else by torch.
+The search is exact: every image is compared, by faiss if it is installed, else by torch. If RUN was
+trained on features, QUERY is a .npy file with a vector or a matrix, or a folder of shards of features.
 
 A query that is itself in the set (the same path) is not among its own neighbours. The picture has a row
 per query: the query, then its neighbours, framed green if they have the query's class, red if they have
@@ -99,20 +100,28 @@ class Answer:
 
 def search(args: argparse.Namespace) -> None:
     # after parsing: --help needs no torch
+    from dml.data.vectors import Features
     from dml.inference.embedded import read, source_of
     from dml.inference.trained import embed, load_trained, model_sha256
 
     embedded = read(args.embedded)
+    if embedded.info.features:
+        raise EmbeddedError(
+            f"{args.embedded} holds features, before the head: embed the images without --features"
+        )
     if embedded.info.model_sha256 != model_sha256(args.run):
         raise EmbeddedError(
             f"{args.embedded} was made by another model, of {embedded.info.run}, than that of "
             f"{args.run}: search with that run, or embed the images with this one"
         )
     pictures = source_of(embedded.info) if args.picture else None
-    source, queries = find_queries(args.query)
-    Q, _ = embed(
-        load_trained(args.run), source, [q.image for q in queries], unreadable=refuse_query
-    )
+    model = load_trained(args.run)
+    if isinstance(model.spec, Features) and args.picture:
+        raise EmbeddedError(
+            f"--picture {args.picture}: {args.run} was trained on features, not images"
+        )
+    source, queries = find_queries(args.query, isinstance(model.spec, Features))
+    Q, _ = embed(model, source, [q.image for q in queries], unreadable=refuse_query)
     # one more than asked for, since a query may find itself
     similarities, places = nearest(Q, embedded.X, args.k + 1)
     root, place_of = (
@@ -124,7 +133,7 @@ def search(args: argparse.Namespace) -> None:
         own = itself(source.root / query.image, root, place_of)
         class_name = query.class_name if own is None else embedded.entries[own].class_name
         found = [(s, embedded.entries[i]) for s, i in zip(S, order, strict=True) if i != own]
-        path = args.query / query.image if args.query.is_dir() else args.query
+        path = (args.query if args.query.is_dir() else args.query.parent) / query.image
         answers.append(Answer(path, class_name, found[: args.k]))
     if pictures:
         draw(answers, pictures, args.picture)
@@ -133,9 +142,11 @@ def search(args: argparse.Namespace) -> None:
         print(as_json(answer) if args.json else as_text(answer))
 
 
-def find_queries(path: Path) -> tuple[Source, list[Entry]]:
-    from dml.data.sources import Entry, Files, in_folder
+def find_queries(path: Path, features: bool) -> tuple[Source, list[Entry]]:
+    from dml.data.sources import Entry, Files, find_images, in_folder, in_npy
 
+    if features and path.exists():
+        return in_npy(path) if path.is_file() else find_images(path, None)
     if path.is_dir():
         return in_folder(path)
     if not path.exists():

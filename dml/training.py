@@ -94,9 +94,11 @@ class Run:
             self.splits = read_splits(config)
             if config.data.verify:
                 ranks = ranks_of_machine(team.rank, team.size)
-                check_shards(self.splits.index, team.rank - ranks[0], len(ranks))
+                for data in self.splits.datasets:
+                    check_shards(data.index, team.rank - ranks[0], len(ranks))
             self.plan = plan(config, team.size, *self.splits.sizes)
-            self.model: Any = make_model(config.model, config.data, config.run.seed)
+            features = self.splits.features
+            self.model: Any = make_model(config.model, config.data, config.run.seed, features)
             self.loss_fn = make_loss_fn(config, team.size, team.device)
             if team.first:
                 cleanup.enter_context(open_folder(config))
@@ -138,7 +140,7 @@ class Run:
         the last step."""
         config, team, progress, steps = self.config, self.team, self.progress, self.plan.steps
         model, optimizer, micro = self.model, self.optimizer, config.engine.micro_batch
-        workers, prefetch = loader_workers(config.data), config.data.prefetch
+        workers, prefetch = loader_workers(config), config.data.prefetch
         self.batches = loader(self.own, self.order, workers, prefetch)
         self.copies = DeviceCopies(team.device)
         if config.data.cache:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from dml.config import Config, Loss, Run, find_config, load, parse, read_yaml
+from dml.config.mixing import Sizes
 from dml.errors import ConfigError
 from dml.plan import Plan, built_sizes, plan
 from dml.rules import Problem, did_you_mean, is_path, shortened, unknown_keys
@@ -333,12 +334,12 @@ def choose(sweep: Sweep, names: Sequence[str]) -> Sweep:
 def plan_all(sweep: Sweep) -> tuple[Plan, ...]:
     """The plan of every run for its number of processes; SweepError lists every problem."""
     problems, plans = _Problems(), []
-    sizes: dict[str, tuple[int | None, int | None]] = {}
+    sizes: dict[tuple[str, ...], Sizes] = {}
     for run in sweep.runs:
         needs = run.resources
         problems.add_all(needs.problems(), run.name)
         try:
-            shards = run.config.data.shards
+            shards = run.config.data.folders
             if shards not in sizes:
                 sizes[shards] = built_sizes(run.config)
             plans.append(plan(run.config, needs.processes, *sizes[shards]))

@@ -11,6 +11,9 @@
 - `photo` (Photo, open_photo): the one way to open an image
 - `images` (check, load): checks images by decoding them
 - `pack` (Packer, atomic_folder, write_index): writes tars, index and manifest
+- `vector` (Form, is_vector, form_of, decoded, encoded): a vector of features as a .npy file
+- `images` (check, load): checks images and vectors by decoding them
+- `pack` (Packer, atomic_folder): writes tars, index and manifest
 - `index` (Index, ImageReader, load_index, read_manifest, load_npy): reads them
 - `checksums` (check_shards, differing, sha256_of): compares shards with their checksums
 - `remote` (is_remote, content, read_range, open_range): reads files of servers

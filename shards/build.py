@@ -25,13 +25,14 @@ if not __package__:  # run as a file: Python put shards/ on the path, but import
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 
-from shards.images import load
+from shards.images import Picture, load
 from shards.item import Collection, Item, ShardError, is_safe
 from shards.output import STOPPED, Progress, exit_code, program_name
 from shards.pack import Packer, atomic_folder
+from shards.vector import form_of
 from shards.workers import default_workers, in_order
 
-SOURCES = ("sop", "cub200", "cars196", "inshop", "icons", "icons_mini", "folder")
+SOURCES = ("sop", "cub200", "cars196", "inshop", "icons", "icons_mini", "folder", "features")
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -70,6 +71,21 @@ def _refuse_singles(train: Counter[str]) -> None:
         )
 
 
+def _refuse_super_classes(items: Sequence[Item]) -> None:
+    """Refuse a class with several super-classes, and super-classes of some images only."""
+    known: dict[str, str | None] = {}
+    for item in items:
+        other = known.setdefault(item.class_name, item.super_class)
+        if other != item.super_class:
+            raise ShardError(
+                f"the class {item.class_name!r} has the super-classes {other!r} and "
+                f"{item.super_class!r}: a class belongs to one"
+            )
+    without = [name for name, found in known.items() if found is None]
+    if without and len(without) < len(known):
+        raise ShardError(f"the class {without[0]!r} has no super-class, but others have: add it")
+
+
 def build(
     collection: Collection,
     source: str,
@@ -103,6 +119,7 @@ def build(
         notes += problems
     if not allow_singles:
         _refuse_singles(Counter(item.class_name for item in items if item.split == "train"))
+    _refuse_super_classes(items)
 
     skipped: list[str] = []
     converted = 0
@@ -112,10 +129,11 @@ def build(
         closing(in_order(partial(load, resize=resize), items, workers)) as pictures,
         closing(Progress(len(items), "image")) as progress,
     ):
-        train, twins = Counter[str](), Twins()
+        train, twins, forms = Counter[str](), Twins(), OneForm()
         for item, picture in zip(items, pictures, strict=True):
             progress.update()
             if not isinstance(picture, str):
+                forms.check(item, picture)
                 packer.add(item, picture)
                 converted += picture.converted
                 train[item.class_name] += item.split == "train"
@@ -132,6 +150,25 @@ def build(
             notes.append(f"{converted:,} images of other formats were converted to PNG, losslessly")
         notes += twins.notes()
         return packer.finish(source, notes, skipped)
+
+
+class OneForm:
+    """Shards hold images, or else vectors that all have the same size and type."""
+
+    def __init__(self) -> None:
+        self.first: tuple[Item, str] | None = None
+
+    def check(self, item: Item, picture: Picture) -> None:
+        form = "an image"
+        if picture.suffix == "npy":
+            found = form_of(picture.data)
+            form = f"a vector of {found.size:,} numbers ({found.dtype})"
+        self.first = self.first or (item, form)
+        if form != self.first[1]:
+            raise ShardError(
+                f"{self.first[0].name} is {self.first[1]} but {item.name} is {form}: build each kind "
+                "into a folder of its own"
+            )
 
 
 class Twins:
@@ -203,13 +240,18 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("source", choices=SOURCES, help="the dataset; folder means your own images")
+    add(
+        "source",
+        choices=SOURCES,
+        help="the dataset; folder means your own images, features vectors",
+    )
     add(
         "--root",
         type=Path,
         required=True,
         help="the dataset as it was published; for folder SPLIT/CLASS/IMAGE, CLASS/IMAGE, or a .csv or "
-        ".parquet with the columns path, label and perhaps split",
+        ".parquet with the columns path, label and perhaps split and super_class; for features a folder "
+        "with a .npy of n x d numbers and a .csv with the column label, or what dml/embed.py wrote",
     )
     add("--out", type=Path, required=True, help="the folder to create")
     add("--max-bytes", type=_bytes, default="256MiB", help="size of a tar (default: %(default)s)")
@@ -220,7 +262,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--test-classes",
         type=_share,
         metavar="SHARE",
-        help="folder without splits: the share of classes held out as test (default: 0.5)",
+        help="folder or features without splits: the share of classes held out as test (default: 0.5)",
     )
     add("--seed", type=int, default=0, help="chooses the test classes (default: %(default)s)")
     workers = "processes (default: %(default)s on this machine)"
@@ -238,7 +280,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _collect(args: argparse.Namespace) -> Collection:
     collect: Callable[..., Collection] = import_module(f"shards.sources.{args.source}").collect
-    if args.source == "folder":
+    if args.source in ("folder", "features"):
         return collect(args.root, args.test_classes, args.seed)
     if args.test_classes is not None:
         raise ShardError(f"--test-classes is for folder; {args.source} has splits of its own")

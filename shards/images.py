@@ -1,4 +1,4 @@
-"""Checks images by decoding them in full, so that training never meets a damaged one."""
+"""Checks images and vectors by decoding them in full, so that training never meets a damaged one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from PIL import Image, UnidentifiedImageError
 
 from shards.item import Item, ShardError
 from shards.photo import FORMATS, open_photo
+from shards.vector import decoded, is_vector
 
 QUALITY = 95  # of a JPEG that was made smaller
 
@@ -18,7 +19,7 @@ QUALITY = 95  # of a JPEG that was made smaller
 @dataclass(frozen=True)
 class Picture:
     data: bytes
-    suffix: Literal["jpg", "png"]
+    suffix: Literal["jpg", "png", "npy"]
     converted: bool = False
 
 
@@ -27,8 +28,11 @@ def check(data: bytes, resize: int | None = None) -> Picture:
 
     The format follows from the content, not from the file's name. JPEG and PNG keep their bytes, all
     other formats are converted to PNG. resize: the largest short side; a larger image is made smaller, a
-    JPEG as a JPEG.
+    JPEG as a JPEG. A vector of features keeps its bytes.
     """
+    if is_vector(data):
+        decoded(data)
+        return Picture(data, "npy")
     try:
         with warnings.catch_warnings():
             # between one and two times its limit Pillow only warns

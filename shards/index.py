@@ -3,13 +3,15 @@
     DIR/manifest.json       format, version, source, splits, classes, notes; checksums of the shards,
                             of the index and of the manifest itself
     DIR/index.npy           one ROW per image, with its checksum, in the order of the tars
-    DIR/train-000000.tar    KEY.jpg or KEY.png, KEY.cls (the label), KEY.json; KEY is the row number
+    DIR/train-000000.tar    KEY.jpg, KEY.png or KEY.npy (a vector of features), KEY.cls (the label),
+                            KEY.json; KEY is the row number
     DIR/test-000000.tar     ...
 
 Any webdataset reader can read the tars; training reads single images at their offsets. Version 1 had
 no checksums of images and of the manifest; shards of version 1 are read without these two checks.
 Version 3 is an index of tars that lie elsewhere: the manifest has the address or path of each of them
 (shards/index_tars.py). DIR may be an address, too (shards/remote.py); the shards then come to a cache.
+Where classes have super-classes, the index has one more column, and the manifest their names.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ ROW_1 = np.dtype(
 )
 ROW = np.dtype([*ROW_1.descr, ("crc32", "<u4")])
 ROWS = {1: ROW_1, VERSION: ROW, INDEXED: ROW}
+SUPER_CLASS = ("super_class", "<i4")
 SHARD_NAME = re.compile(r"[a-z]+-[0-9]{6,}\.tar")  # no slash: cannot point elsewhere
 LARGEST_MANIFEST = 2**28  # bytes: the names of ten million classes
 MOST_IMAGES = 2**31 - 1  # numbers of images in 32 bits: labels cannot be more
@@ -98,7 +101,7 @@ class Index:
     @property
     def has_checksums(self) -> bool:
         """Whether there is a checksum for every image."""
-        return self.rows.dtype == ROW
+        return "crc32" in (self.rows.dtype.names or ())
 
     def positions(self, split: str) -> NDArray[np.int64]:
         """The row numbers of a split."""
@@ -110,6 +113,16 @@ class Index:
         """The labels of `positions(split)`."""
         labels: NDArray[np.int64] = self.rows["label"][self.positions(split)].astype(np.int64)
         return labels
+
+    def super_classes(self, split: str) -> NDArray[np.int64]:
+        """The super-classes of `positions(split)`; ShardError if the shards know none."""
+        if SUPER_CLASS[0] not in (self.rows.dtype.names or ()):
+            raise ShardError(
+                f"{self.root} has no super-classes: build the shards again from sop, or from a table "
+                "with the column super_class"
+            )
+        found: NDArray[np.int64] = self.rows[SUPER_CLASS[0]][self.positions(split)].astype(np.int64)
+        return found
 
 
 def _place(shard: Mapping[str, Any], root: Path, address: str | None) -> Path | File:
@@ -137,6 +150,7 @@ def _well_formed(manifest: Mapping[str, Any]) -> bool:
             and all(type(s["bytes"]) is int for s in manifest["shards"])
             and all(type(s["sha256"]) is str for s in [*manifest["shards"], manifest["index"]])
             and all(type(name) is str for name in [manifest["source"], *manifest["classes"]])
+            and all(type(name) is str for name in manifest.get("super_classes", []))
             and (manifest["version"] == 1 or manifest["sha256"] == manifest_sha256(manifest))
         )
     except (KeyError, TypeError, AttributeError, RecursionError):
@@ -178,7 +192,7 @@ def read_manifest(directory: str | Path, cache: Cache | None = None) -> dict[str
     if type(version) is not int or version not in ROWS:
         raise ShardError(
             f"{directory} has shards of version {version!r}, but this program reads "
-            f"versions up to {VERSION}: build them again"
+            f"versions up to {max(ROWS)}: build them again"
         )
     if not _well_formed(manifest):
         raise ShardError(f"{path} is damaged: {AGAIN}")
@@ -196,8 +210,11 @@ def _need(cache: Cache | None, place: str | Path) -> Cache:
 def _row_problem(rows: NDArray[np.void], manifest: Mapping[str, Any]) -> str | None:
     """Why the rows cannot belong to the shards, or None."""
     ends = np.array([shard["bytes"] for shard in manifest["shards"]], np.int64)
-    for column, count in (("split", "splits"), ("label", "classes"), ("shard", "shards")):
-        if np.any((rows[column] < 0) | (rows[column] >= len(manifest[count]))):
+    counts = {"split": "splits", "label": "classes", "shard": "shards"}
+    if SUPER_CLASS[0] in (rows.dtype.names or ()):
+        counts[SUPER_CLASS[0]] = "super_classes"
+    for column, names in counts.items():
+        if np.any((rows[column] < 0) | (rows[column] >= len(manifest.get(names, ())))):
             return f"has a {column} that the manifest does not have"
     # offset + size could overflow, so the size is subtracted instead
     room = ends[rows["shard"]] - rows["size"]
@@ -205,8 +222,8 @@ def _row_problem(rows: NDArray[np.void], manifest: Mapping[str, Any]) -> str | N
         return "points outside a shard"
     if np.any(rows["size"] > LARGEST_IMAGE):
         return f"has an image of more than {LARGEST_IMAGE:,} bytes"
-    counts = np.bincount(rows["split"], minlength=len(manifest["splits"]))
-    if counts.tolist() != [split["images"] for split in manifest["splits"].values()]:
+    images = np.bincount(rows["split"], minlength=len(manifest["splits"]))
+    if images.tolist() != [split["images"] for split in manifest["splits"].values()]:
         return "has other numbers of images per split than the manifest"
     return None
 
@@ -252,7 +269,8 @@ def load_index(directory: str | Path, cache: Cache | None = None) -> Index:
         rows = load_npy(io.BytesIO(data))
     except ValueError:
         rows = np.empty(0)
-    if rows.dtype != ROWS[manifest["version"]] or rows.ndim != 1:
+    plain = ROWS[manifest["version"]]
+    if rows.dtype not in (plain, np.dtype([*plain.descr, SUPER_CLASS])) or rows.ndim != 1:
         raise ShardError(f"{path} is not an index of images: {AGAIN}")
     if problem := _row_problem(rows, manifest):
         raise ShardError(f"{path} {problem}: {AGAIN}")
@@ -276,14 +294,14 @@ class ImageReader:
     of a cache with a limit each time, since a file that is open takes space after it has left.
 
     pread has no file position, so processes can share descriptors after a fork. Pickling leaves them
-    out.
+    out. ranges: images of servers are read one by one, whatever the cache says.
     """
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, ranges: bool = False) -> None:
         self.index = index
         self._paths = index.shards
         self._files: dict[int, int] = {}
-        self._ranges = index.cache is not None and index.cache.ranges
+        self._ranges = ranges or (index.cache is not None and index.cache.ranges)
         self._expected: dict[int, Future[bytes]] = {}
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
 
@@ -308,7 +326,7 @@ class ImageReader:
 
     def read(self, row: int) -> bytes:
         """The encoded image; ShardError if its bytes are not those that were packed."""
-        _, _, shard, offset, size, *checksum = self.index.rows[row].item()
+        _, _, shard, offset, size, *checksum = self.index.rows[row].item()[: len(ROW.descr)]
         expected = self._expected.pop(row, None)
         data = expected.result() if expected else self._bytes(shard, offset, size)
         if len(data) != size:

@@ -39,10 +39,12 @@ class Item(ABC):
     class_name: str  # the same name is the same class in every split
     name: str  # where it comes from, for messages and its json
     extra: Mapping[str, str] = field(default_factory=dict)  # more fields for its json
+    super_class: str | None = None  # of its class; all items have one, or none has
 
     @abstractmethod
     def encoded(self) -> bytes:
-        """The bytes of a JPEG or PNG file; ShardError or OSError if there are none."""
+        """The bytes of an image file, or of a .npy file with a vector; ShardError or OSError if there
+        are none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 
 from shards.files import sync_file, sync_folder, try_lock, write_synced
 from shards.images import Picture
-from shards.index import FORMAT, MOST_IMAGES, ROW, SHARD_NAME, VERSION, manifest_sha256
+from shards.index import (
+    FORMAT,
+    MOST_IMAGES,
+    ROW,
+    SHARD_NAME,
+    SUPER_CLASS,
+    VERSION,
+    manifest_sha256,
+)
 from shards.item import Item, ShardError
 
 
@@ -126,6 +134,8 @@ class Packer:
         self.classes: dict[str, set[int]] = {}  # split -> its labels
         self.labels: dict[str, int] = {}  # class name -> label
         self._rows: list[tuple[int, int, int, int, int, int]] = []
+        self._super_classes: dict[str, int] = {}  # name -> number
+        self._super_class: list[int] = []  # of every row, if any has one
         self._shards: list[dict[str, Any]] = []
         self._tar: _Tar | None = None
 
@@ -169,6 +179,9 @@ class Packer:
         split, shard = list(self.images).index(item.split), len(self._shards) - 1
         checksum = zlib.crc32(picture.data)
         self._rows.append((split, label, shard, offset, len(picture.data), checksum))
+        if item.super_class is not None:
+            number = self._super_classes.setdefault(item.super_class, len(self._super_classes))
+            self._super_class.append(number)
         self.images[item.split] += 1
         self.classes[item.split].add(label)
 
@@ -178,13 +191,23 @@ class Packer:
         self._shards[-1] |= self._tar.finish()
         self._tar = None
 
+    def _index(self) -> NDArray[np.void]:
+        rows = np.array(self._rows, ROW)
+        if not self._super_class:
+            return rows
+        wide = np.empty(len(rows), [*ROW.descr, SUPER_CLASS])
+        for name in ROW.names or ():
+            wide[name] = rows[name]
+        wide[SUPER_CLASS[0]] = self._super_class
+        return wide
+
     def finish(self, source: str, notes: Sequence[str], skipped: Sequence[str]) -> dict[str, Any]:
         """Write the index and the manifest; return the manifest. It comes last, because a folder with
         a manifest counts as complete."""
         self._finish_shard()
         return write_index(
             self.folder,
-            np.array(self._rows, ROW),
+            self._index(),
             {
                 "version": VERSION,
                 "source": source,
@@ -196,6 +219,7 @@ class Packer:
                 "notes": list(notes),
                 "skipped": list(skipped),
                 "classes": list(self.labels),
+                **({"super_classes": list(self._super_classes)} if self._super_classes else {}),
             },
         )
 

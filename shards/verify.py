@@ -68,8 +68,8 @@ def _member_problems(tar: tarfile.TarFile, index: Index, shard: int) -> Iterator
         numbers, zip(*[iter(members)] * 3, strict=True), strict=True
     ):
         key, row = f"{number:08d}", index.rows[number]
-        if image.name not in (f"{key}.jpg", f"{key}.png"):
-            yield f"{image.name!r} should be {key}.jpg or {key}.png"
+        if image.name not in (f"{key}.jpg", f"{key}.png", f"{key}.npy"):
+            yield f"{image.name!r} should be {key}.jpg or {key}.png (or {key}.npy)"
         elif (image.offset_data, image.size) != (row["offset"], row["size"]):
             yield f"{image.name} has another offset or size than in the index"
         if cls.name != f"{key}.cls" or _content(tar, cls) != b"%d" % row["label"]:

@@ -54,7 +54,8 @@ ONLY = {
         *("dml.distributed.collectives", "dml.distributed.precision"),
     },
     "dml.models": {
-        *("dml.config", "dml.errors", "dml.data.preprocessing", "dml.distributed.precision"),
+        *("dml.config", "dml.errors", "dml.data.preprocessing", "dml.data.vectors"),
+        "dml.distributed.precision",
     },
     "dml": {
         "shards.index",
@@ -67,10 +68,12 @@ ONLY = {
         "shards.cores",
         "shards.output",
         "shards.photo",
+        "shards.vector",
         "shards.workers",
     },
     "launch": {
-        *("dml.rules", "dml.errors", "dml.catalogue", "dml.config", "dml.plan", "dml.train"),
+        *("dml.rules", "dml.errors", "dml.catalogue", "dml.config", "dml.plan"),
+        "dml.train",
         *("dml.run_folder.files", "dml.run_folder.folder", "dml.distributed.signals"),
     },
 }

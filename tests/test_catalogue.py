@@ -170,10 +170,21 @@ def test_fit_refuses_a_whole_number_no_float_can_hold() -> None:
 
 
 def test_fit_returns_lists_as_tuples_of_whole_numbers_only() -> None:
-    assert fit([1, 2], tuple) == (1, 2)
+    assert fit([1, 2], tuple[int, ...]) == (1, 2)
     for wrong in ([1, True], [1.0], 1, "12"):
         with pytest.raises(ValueError, match="a list of whole numbers"):
-            fit(wrong, tuple)
+            fit(wrong, tuple[int, ...])
+
+
+def test_fit_takes_lists_of_numbers_and_of_texts() -> None:
+    numbers = fit([1, 2.5], tuple[float, ...])
+    assert numbers == (1.0, 2.5)
+    assert {type(each) for each in numbers} == {float}
+    assert fit(["a", "b"], tuple[str, ...]) == ("a", "b")
+    with pytest.raises(ValueError, match="a list of finite numbers"):
+        fit([1.0, math.nan], tuple[float, ...])
+    with pytest.raises(ValueError, match="a list of texts"):
+        fit(["a", 1], tuple[str, ...])
 
 
 def test_fit_checks_the_type_before_the_rule() -> None:

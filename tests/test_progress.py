@@ -10,7 +10,7 @@ import torch
 from fleet import ROOT
 from runs import Launched
 
-from dml.config import Data, load
+from dml.config import load
 from dml.distributed.workers import loader_workers
 from dml.gpw.monitor import PairReport
 from dml.plan import main as plan_program
@@ -141,8 +141,11 @@ def test_loader_processes_are_chosen_by_the_cores(monkeypatch, cores, local, wor
     monkeypatch.setattr("dml.distributed.processes.available_cores", lambda: cores)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
-    assert loader_workers(Data(dataset="sop", shards="x")) == workers
-    assert loader_workers(Data(dataset="sop", shards="x", workers=0)) == 0
+    icons = ROOT / "configs" / "icons_mini.yaml"
+    assert loader_workers(load(icons)) == workers
+    assert loader_workers(load(icons, ["data.workers=0"])) == 0
+    assert loader_workers(load(icons, ["model.backbone=none"])) == 0
+    assert loader_workers(load(icons, ["model.backbone=none", "data.workers=2"])) == 2
 
 
 @pytest.mark.training

@@ -228,7 +228,7 @@ def test_shards_are_embedded_as_in_evaluation(run, icon_set):
     )
     team = Team(here, Interrupt())
     evaluator = Evaluator(team, splits, model.spec, config, numbers, Journal(run, team.note))
-    expected = evaluator.embed(model, splits.test).cpu().numpy()
+    expected = evaluator.embed(model, splits.datasets[0].test).cpu().numpy()
     X = vectors(icon_set)
     assert X.dtype == np.float32
     assert np.array_equal(X, expected)

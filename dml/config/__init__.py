@@ -1,7 +1,9 @@
 """What a run is asked to do: sections in YAML files, read, completed and checked.
 
 - `sections`: the frozen dataclasses, their defaults and rules
+- `keys` (key): what a key says of itself
 - `loading`: files, `extends` and --set into a Config
+- `mixing` (Part, Mixed, share_classes, dataset_names): what each of several datasets brings to a run
 - `packaged` (find_config, find_shards): the files that are installed with the package
 - `yaml12`: the YAML that is read and written
 - `synonyms`: what a user may have meant by an unknown key
@@ -12,6 +14,7 @@ from dml.config.loading import add_arguments, add_set, flatten, load, to_dict, t
 from dml.config.packaged import CONFIGS, find_config
 from dml.config.sections import (
     EXECUTION,
+    LATER,
     SECTIONS,
     Batch,
     Config,
@@ -31,6 +34,7 @@ from dml.errors import ConfigError
 __all__ = [
     "CONFIGS",
     "EXECUTION",
+    "LATER",
     "SECTIONS",
     "Batch",
     "Config",

@@ -12,11 +12,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from dml.catalogue import DATASETS, complete_loss
 from dml.config.packaged import CONFIGS, find_config, find_shards, packaged_config
-from dml.config.sections import SECTIONS, Config, Data, Loss, Model
+from dml.config.sections import SECTIONS, Batch, Config, Data, Loss, Model
 from dml.config.synonyms import suggestion
 from dml.config.yaml12 import dump, parse, read_yaml
 from dml.errors import ConfigError
@@ -134,12 +135,21 @@ def _overlay(layers: Iterable[_Layer]) -> _Merged:
     return merged
 
 
-def _kind(hint: Any, rule: Rule) -> tuple[type, Rule]:
-    if get_origin(hint) is Literal:
-        return str, one_of(get_args(hint))
-    if get_origin(hint) is tuple:
-        return tuple, rule
-    return next(kind for kind in (*get_args(hint), hint) if kind is not type(None)), rule
+def kinds_of(hint: Any) -> list[Any]:
+    """What a value may be, apart from None: the members of a union, or else the hint alone."""
+    union = get_origin(hint) in (Union, UnionType)
+    return [kind for kind in (get_args(hint) if union else (hint,)) if kind is not type(None)]
+
+
+def _fit(value: object, kinds: Sequence[Any], rule: Rule) -> Any:
+    """The value as the first kind that it fits, or ValueError with what the first kind must be."""
+    errors = []
+    for kind in kinds:
+        try:
+            return fit(value, kind, rule)
+        except ValueError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def _read_section(name: str, given: Mapping[str, object], problems: list[Problem]) -> Any:
@@ -157,8 +167,10 @@ def _read_section(name: str, given: Mapping[str, object], problems: list[Problem
     for key, f in settings.items():
         path, example = f"{name}.{key}", f.metadata.get("example")
         fix = f"for example {path}={example}" if example else f"the default is {f.default}"
+        kinds, rule = kinds_of(hints[key]), f.metadata.get("rule", ANY)
         optional = type(None) in get_args(hints[key])
-        kind, rule = _kind(hints[key], f.metadata.get("rule", ANY))
+        if get_origin(kinds[0]) is Literal:
+            kinds, rule = [str], one_of(get_args(kinds[0]))
         if key not in given:
             if f.default is MISSING:
                 problems.append(Problem(path, None, "is required", fix))
@@ -166,7 +178,7 @@ def _read_section(name: str, given: Mapping[str, object], problems: list[Problem
             values[key] = None
         else:
             try:
-                values[key] = fit(given[key], kind, rule)
+                values[key] = _fit(given[key], kinds, rule)
             except ValueError as error:
                 fix = did_you_mean(given[key], rule.choices).strip() or fix
                 text = f"{error}, or null" if optional else str(error)
@@ -212,6 +224,7 @@ def _contradictions(sections: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("eval.patience", evaluation.patience, text, fix)
     if sections["data"]:
         yield from _contradictions_of_servers(sections["data"])
+    yield from _contradictions_of_data(sections["data"], sections["batch"], sections["model"])
 
 
 def _contradictions_of_servers(data: Data) -> Iterator[Problem]:
@@ -223,6 +236,37 @@ def _contradictions_of_servers(data: Data) -> Iterator[Problem]:
     if data.remote == "range" and data.verify:
         text = "shards that are read image by image cannot be compared as a whole"
         yield Problem("data.verify", True, text, "set data.verify=false: every image is compared")
+
+
+def _contradictions_of_data(
+    data: Data | None, batch: Batch | None, model: Model | None
+) -> Iterator[Problem]:
+    if data and data.weights and len(data.weights) != len(data.folders):
+        text = f"must have a number for each of the {len(data.folders)} folders of data.shards"
+        yield Problem("data.weights", list(data.weights), text, "or set data.weights=null")
+    if batch and batch.mixed and not batch.group:
+        text, fix = (
+            "has no effect without batch.group",
+            "set batch.group=super_class or batch.mixed=0",
+        )
+        yield Problem("batch.mixed", batch.mixed, text, fix)
+    if model and model.head == "mlp" and not model.hidden:
+        fix = "for example model.hidden=[1024], or model.head=linear"
+        yield Problem("model.head", model.head, "needs model.hidden", fix)
+    if model and model.head == "linear" and model.hidden:
+        fix = "set model.head=mlp or model.hidden=[]"
+        yield Problem("model.hidden", list(model.hidden), "has no effect with head linear", fix)
+    if model and model.backbone == "none":
+        if model.weights == "pretrained":
+            text, fix = "there is no backbone to have weights", "set model.weights=null"
+            yield Problem("model.weights", model.weights, text, fix)
+        if model.checkpointing:
+            text, fix = "there is no backbone to save memory in", "set model.checkpointing=false"
+            yield Problem("model.checkpointing", model.checkpointing, text, fix)
+        for key in ("size", "resize"):
+            if data and getattr(data, key) is not None:
+                text = "is for images, but model.backbone=none takes features"
+                yield Problem(f"data.{key}", getattr(data, key), text, f"set data.{key}=null")
 
 
 def _source(path: str, merged: _Merged) -> str | None:
@@ -267,7 +311,9 @@ def load(paths: str | Path | Sequence[str | Path], sets: Sequence[str] = ()) -> 
     if problems:
         raise ConfigError(problems, where)
     data = sections["data"]
-    sections["data"] = replace(data, shards=find_shards(data.shards))
+    folders = tuple(map(find_shards, data.folders))
+    shards = folders[0] if isinstance(data.shards, str) else folders
+    sections["data"] = replace(data, shards=shards)
     return Config(**sections)
 
 

@@ -14,16 +14,17 @@ from dml.catalogue import (
     PARAMETER_RULES,
     kind_of,
 )
+from dml.config.loading import kinds_of
 from dml.config.sections import SECTIONS, Loss
-from dml.rules import NUMBERS
 
 TYPES = {
     bool: "true or false",
     int: "whole number",
     float: "number",
     str: "text",
-    tuple: "list of whole numbers",
-    NUMBERS: "list of numbers",
+    tuple[int, ...]: "list of whole numbers",
+    tuple[float, ...]: "list of numbers",
+    tuple[str, ...]: "list of texts",
 }
 HEAD = """\
 # The config: every key
@@ -100,14 +101,9 @@ def keys(name: str, section: Any) -> str:
 
 
 def type_of(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return TYPES[str]
-    if hint == NUMBERS:
-        return TYPES[NUMBERS]
-    if get_origin(hint) is tuple:
-        return TYPES[tuple]
-    kinds = get_args(hint) or (hint,)
-    return " or ".join(TYPES.get(kind, "null") for kind in kinds)
+    kinds = [str if get_origin(kind) is Literal else kind for kind in kinds_of(hint)]
+    null = ["null"] * (type(None) in get_args(hint))
+    return " or ".join([TYPES[kind] for kind in kinds] + null)
 
 
 def default_of(name: str, f: "Field[Any]") -> str:
@@ -117,8 +113,9 @@ def default_of(name: str, f: "Field[Any]") -> str:
 
 
 def rule_of(hint: Any, f: "Field[Any]") -> str:
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(f"`{choice}`" for choice in get_args(hint))
+    kind = kinds_of(hint)[0]
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(f"`{choice}`" for choice in get_args(kind))
     text: str = f.metadata["rule"].text
     return text
 

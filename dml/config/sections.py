@@ -3,19 +3,19 @@
 `python -m dml.config` prints them; docs/config.md is that text.
 """
 
-import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_type_hints
 
-from dml.catalogue import BACKBONES, DATASETS, Parameter
+from dml.catalogue import DATASETS, Parameter
+from dml.config.keys import BACKBONE, SIZES, WEIGHTS, key
 from dml.rules import (
-    ANY,
     FOLDER_NAME,
     INCREASING,
     KS,
     MOST_STEPS,
     PATH,
+    PATHS,
     POSITIVE,
     SEED,
     SHARE,
@@ -28,28 +28,6 @@ from dml.rules import (
 
 MOST_PIXELS = 10_000
 MOST_WORKERS = 8  # where data.workers is null
-BACKBONE = Rule(
-    f"one of {', '.join(BACKBONES)}, or timm:NAME",
-    lambda name: name in BACKBONES or re.fullmatch(r"timm:[!-~]+", name) is not None,
-    BACKBONES,
-)
-
-
-def key(
-    meaning: str,
-    *,
-    default: Any = MISSING,
-    rule: Rule = ANY,
-    example: object = None,
-    execution: bool = False,
-) -> Any:
-    """A key of a section.
-
-    example: shown in errors where there is no default to show. execution: the key says how a run is
-    carried out, not what it learns, so it may change when the run is resumed, and reports ignore it.
-    """
-    metadata = {"meaning": meaning, "rule": rule, "example": example, "execution": execution}
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +42,17 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The images, and how they are loaded."""
+    """The images or feature vectors, and how they are loaded."""
 
     dataset: str = key(
         "the dataset in the shards; `folder` for your own images",
         rule=one_of(DATASETS),
         example="sop",
     )
-    shards: str = key(
-        "the folder that `shards/build.py` wrote, or its address: https://, s3:// or file://",
-        rule=PATH,
+    shards: str | tuple[str, ...] = key(
+        "the folder that `shards/build.py` wrote, or its address (https://, s3:// or file://), or a list "
+        "of such folders, whose labels are kept apart",
+        rule=PATHS,
         example="data/sop",
         execution=True,
     )
@@ -101,6 +80,14 @@ class Data:
         "compare every shard with its checksum before training",
         default=False,
         execution=True,
+    )
+    weights: tuple[float, ...] | None = key(
+        "of several folders: how many of the classes of every batch come from each, in proportion; "
+        "null: in proportion to their training classes",
+        default=None,
+        rule=WEIGHTS,
+        example=[2, 1],
+        later=True,
     )
     workers: int | None = key(
         "loader processes per training process; null: one less than it has cores, at least 1 and at "
@@ -130,6 +117,11 @@ class Data:
         example=72,
     )
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of shards, one or several."""
+        return (self.shards,) if isinstance(self.shards, str) else self.shards
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -140,14 +132,29 @@ class Batch:
     )
     # with one image per class no anchor would have a positive
     per_class: int = key("M, the number of images of each class", default=5, rule=between(2, 10**6))
+    group: Literal["super_class"] | None = key(
+        "deal a batch within a group: classes of one super-class, and of the next where it ends; "
+        "null: from all classes",
+        default=None,
+        example="super_class",
+        later=True,
+    )
+    mixed: float = key(
+        "share of the batches that are dealt from all classes nevertheless; needs `batch.group`",
+        default=0.0,
+        rule=SHARE,
+        later=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The network that turns an image into an embedding."""
+    """The network that turns an image, or a vector of features, into an embedding."""
 
     backbone: str = key(
-        "the network before the embedding layer", default="bn_inception", rule=BACKBONE
+        "the network before the head; `none`: the shards hold features, and only the head is trained",
+        default="bn_inception",
+        rule=BACKBONE,
     )
     weights: str | None = key(
         "a file; `pretrained`: the weights that an installed package carries; null: random",
@@ -168,6 +175,24 @@ class Model:
         "memory, about a third more time, the same gradient; needs `model.batchnorm: frozen`",
         default=False,
         execution=True,
+    )
+    head: Literal["linear", "mlp"] = key(
+        "what turns features into an embedding: one linear layer, or several with ReLU between them",
+        default="linear",
+        later=True,
+    )
+    hidden: tuple[int, ...] = key(
+        "sizes of the hidden layers of the head `mlp`",
+        default=(),
+        rule=SIZES,
+        example=[1024],
+        later=True,
+    )
+    dropout: float = key(
+        "share of the inputs of each layer of the head that is set to zero in training",
+        default=0.0,
+        rule=SHARE,
+        later=True,
     )
 
 
@@ -345,3 +370,10 @@ EXECUTION = frozenset(
     if f.metadata.get("execution")
 )
 """The keys that say how a run is carried out, not what it learns."""
+LATER: Mapping[str, Any] = {
+    f"{name}.{f.name}": list(f.default) if isinstance(f.default, tuple) else f.default
+    for name, section in SECTIONS.items()
+    for f in fields(section)
+    if f.metadata.get("later")
+}
+"""The keys that came after runs without them, with their defaults."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,22 +23,41 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from dml.data.deck import Deck, mix, uniforms
+from dml.data.deck import Deck, GroupedDeck, mix, mix_each, uniforms
 from dml.data.preprocessing import NUMBERS, Input, eval_image, train_image
+from dml.data.reading import JointReader
+from dml.data.vectors import Features, VectorReader
 from dml.distributed.workers import ranks_of_machine
-from shards.index import ImageReader, Index
-from shards.item import ShardError
+from shards.index import Index
 
 Rows = NDArray[np.int64]
 Pixels = NDArray[np.uint8]  # RGB
+MOST_KEPT = 2**24  # numbers
 # what a random number is used for; part of its hash
-CLASSES, IMAGES, AUGMENT, HOLD_OUT = range(4)
+CLASSES, IMAGES, AUGMENT, HOLD_OUT, GROUPS, GROUP_IMAGES, DATASET = range(7)
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Batches within a group of classes. groups: the group of every image. mixed: the share of the
+    batches that are dealt from all classes."""
+
+    groups: Rows
+    mixed: float = 0.0
 
 
 class Batches:
     """The global batches of a run: the rows of the index, and their labels, for every step."""
 
-    def __init__(self, rows: Rows, labels: Rows, classes: int, per_class: int, seed: int) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        labels: Rows,
+        classes: int,
+        per_class: int,
+        seed: int,
+        grouping: Grouping | None = None,
+    ) -> None:
         order = np.argsort(labels, kind="stable")
         self.rows, self.labels = rows[order], labels[order]
         self.names, self.start, self.size = np.unique(
@@ -49,31 +70,103 @@ class Batches:
             )
         self.deck = Deck(len(self.names), classes, mix(seed, CLASSES))
         self.per_class, self.seed, self.m = per_class, seed, classes * per_class
+        self.kept: dict[tuple[int, int], Rows] = {}
+        self.mixed = Fraction(1)
+        if grouping is not None:
+            group = grouping.groups[order][self.start]
+            self.by_group = np.argsort(group, kind="stable")
+            _, sizes = np.unique(group, return_counts=True)
+            self.grouped = GroupedDeck(sizes.tolist(), classes, mix(seed, GROUPS))
+            # the decimal as written: 0.1 in binary is slightly more
+            self.mixed = Fraction(str(grouping.mixed))
 
     def __call__(self, step: int, positions: range | None = None) -> tuple[Rows, Rows]:
         """The rows and labels of a step, grouped by class: all m, or those at some positions."""
         positions = range(self.m) if positions is None else positions
+        classes, times, purpose = self.classes(step)
         first = positions.start // self.per_class  # classes before it need not be dealt
         dealt = slice(first, -(-positions.stop // self.per_class))
-        classes, times = self.deck.deal(step)
-        chosen = [self.images(c, int(n)) for c, n in zip(classes[dealt], times[dealt], strict=True)]
-        place = np.concatenate(chosen)[positions.start - first * self.per_class :][: len(positions)]
+        place = self.images(classes[dealt], times[dealt], purpose)
+        place = place[positions.start - first * self.per_class :][: len(positions)]
         return self.rows[place], self.labels[place]
 
     def all_labels(self, step: int) -> Rows:
         """The m labels of a step, without its rows."""
-        return np.repeat(self.names[self.deck.deal(step)[0]], self.per_class)
+        return np.repeat(self.names[self.classes(step)[0]], self.per_class)
 
-    def images(self, c: int, n: int) -> Rows:
-        """The M images of class c the n-th time it is dealt. A class with fewer images repeats all of
-        them, and deals the rest; every copy gets a crop of its own."""
-        size = int(self.size[c])
-        times, rest = divmod(self.per_class, size)
-        chosen = [np.arange(size)] * times
-        if rest:
-            deck = Deck(size, rest, mix(self.seed, IMAGES, int(self.names[c])))
-            chosen.append(deck.deal(n)[0])
-        return np.asarray(self.start[c] + np.concatenate(chosen), dtype=np.int64)
+    def classes(self, step: int) -> tuple[Rows, Rows, int]:
+        """The P classes of a step, how often each was dealt before, and which decks their images come
+        from."""
+        n = math.floor(step * self.mixed)  # mixed batches before this one
+        if math.floor((step + 1) * self.mixed) > n:
+            return *self.deck.deal(n), IMAGES
+        cards, times = self.grouped.deal(step - n)
+        return self.by_group[cards], times, GROUP_IMAGES
+
+    def images(self, classes: Rows, times: Rows, purpose: int) -> Rows:
+        """M images of every class, by how often it was dealt before."""
+        place = np.empty((len(classes), self.per_class), dtype=np.int64)
+        for n in np.unique(times).tolist():
+            these = np.flatnonzero(times == n)
+            place[these] = self.hands(classes[these], n, purpose)
+        return (self.start[classes, None] + place).reshape(-1)
+
+    def hands(self, classes: Rows, n: int, purpose: int) -> Rows:
+        """The images of classes that were dealt n times before. For all classes at once this takes
+        hardly longer than for the first ones, so the hands of all are kept for the coming steps."""
+        if len(self.names) * self.per_class > MOST_KEPT:
+            return self.deal(classes, n, purpose)
+        if (n, purpose) not in self.kept:
+            while len(self.kept) >= 4:  # two for each of the two purposes
+                del self.kept[next(iter(self.kept))]
+            self.kept[n, purpose] = self.deal(np.arange(len(self.names)), n, purpose)
+        return self.kept[n, purpose][classes]
+
+    def deal(self, classes: Rows, n: int, purpose: int) -> Rows:
+        """A class with fewer than M images repeats all of them, and deals the rest; every copy gets a
+        crop of its own. Classes of the same size are dealt together."""
+        M, sizes = self.per_class, self.size[classes]
+        place = np.empty((len(classes), M), dtype=np.int64)
+        for size in np.unique(sizes).tolist():
+            alike = np.flatnonzero(sizes == size)
+            whole = M - M % size
+            place[alike, :whole] = np.arange(whole) % size
+            if whole < M:
+                keys = mix_each(self.seed, purpose, self.names[classes[alike]])
+                place[alike, whole:] = Deck(size, M - whole, keys).deal(n)[0]
+        return place
+
+
+class Mixture:
+    """The global batches of several datasets: each brings its own classes to every batch. The rows of
+    a dataset follow those of the one before, and start at `first`."""
+
+    def __init__(self, parts: Sequence[Batches], first: Sequence[int], seed: int) -> None:
+        self.parts, self.first, self.seed = parts, first, seed
+        self.m = sum(part.m for part in parts)
+
+    @property
+    def rows(self) -> Rows:
+        """Of all datasets."""
+        each = zip(self.parts, self.first, strict=True)
+        return np.concatenate([part.rows + first for part, first in each])
+
+    def __call__(self, step: int, positions: range | None = None) -> tuple[Rows, Rows]:
+        """The rows and labels of a step: all m, or those at some positions."""
+        positions = range(self.m) if positions is None else positions
+        rows, labels, start = [], [], 0
+        for part, first in zip(self.parts, self.first, strict=True):
+            wanted = range(max(positions.start - start, 0), min(positions.stop - start, part.m))
+            if wanted:
+                found = part(step, wanted)
+                rows.append(found[0] + first)
+                labels.append(found[1])
+            start += part.m
+        return np.concatenate(rows), np.concatenate(labels)
+
+    def all_labels(self, step: int) -> Rows:
+        """The m labels of a step, without its rows."""
+        return np.concatenate([part.all_labels(step) for part in self.parts])
 
 
 def held_out(labels: Rows, share: float, seed: int) -> NDArray[np.bool_]:
@@ -89,12 +182,13 @@ def put(images: Iterable[Image.Image], out: Pixels) -> None:
 
 
 class ImageBatches(ABC):
-    """Batches by number: images, n x size x size x 3 uint8, and a number for each.
+    """Batches by number: images, n x size x size x 3 uint8, or vectors, n x size float32, and a number
+    for each.
 
     A batch is made in parts of any length, by one process or by several.
     """
 
-    spec: Input
+    spec: Input | Features
     most: int  # images in the largest batch
 
     @abstractmethod
@@ -102,23 +196,28 @@ class ImageBatches(ABC):
         """The number of images in batch n."""
 
     @abstractmethod
-    def into(self, out: Pixels, n: int, part: range) -> Tensor:
+    def into(self, out: NDArray[Any], n: int, part: range) -> Tensor:
         """Write the images at these positions of batch n; return a number for each, such as its
         label."""
 
     def __getitem__(self, n: int) -> tuple[Tensor, Tensor]:
-        images = np.empty((self.count(n), self.spec.size, self.spec.size, 3), dtype=np.uint8)
+        images = np.empty((self.count(n), *self.spec.shape), dtype=self.spec.dtype)
         numbers = self.into(images, n, range(len(images)))
         return torch.from_numpy(images), numbers
 
 
 class TrainBatches(ImageBatches):
-    """By step: this process's slice of the global batch, b x size x size x 3 uint8, and b labels."""
+    """By step: this process's slice of the global batch, and b labels."""
 
     def __init__(
-        self, index: Index, batches: Batches, spec: Input, rank: int = 0, size: int = 1
+        self,
+        index: Index | Sequence[Index],
+        batches: Batches | Mixture,
+        spec: Input | Features,
+        rank: int = 0,
+        size: int = 1,
     ) -> None:
-        self.reader, self.batches, self.spec = ImageReader(index), batches, spec
+        self.reader, self.batches, self.spec = reader_of(index, spec), batches, spec
         self.rank, self.size = rank, size
         self.own = own_share(batches.m, rank, size)
         self.most = len(self.own)
@@ -137,12 +236,15 @@ class TrainBatches(ImageBatches):
     def count(self, step: int) -> int:
         return self.most
 
-    def into(self, out: Pixels, step: int, part: range) -> Tensor:
+    def into(self, out: NDArray[Any], step: int, part: range) -> Tensor:
         positions = self.own[part.start : part.stop]
         rows, labels = self.batches(step, positions)
+        if isinstance(self.reader, VectorReader):
+            self.reader.into(out[: len(rows)], rows)
+            return torch.from_numpy(labels)
         key, first = mix(self.batches.seed, AUGMENT, step), positions.start * NUMBERS
         numbers = uniforms(len(rows) * NUMBERS, key, first)
-        self.reader.expect(rows.tolist())
+        self.reader.expect(rows)
         images = (
             self.image(row, iter(numbers[i * NUMBERS : (i + 1) * NUMBERS]))
             for i, row in enumerate(rows.tolist())
@@ -151,8 +253,9 @@ class TrainBatches(ImageBatches):
         return torch.from_numpy(labels)
 
     def image(self, row: int, numbers: Iterator[float]) -> Image.Image:
+        assert isinstance(self.spec, Input)
         data = self.reader.read(row)
-        with naming(row, self.reader.index):
+        with self.reader.naming(row):
             return train_image(data, self.spec, numbers)
 
 
@@ -164,13 +267,13 @@ class EvalBatches(ImageBatches):
         index: Index,
         rows: Rows,
         labels: Rows,
-        spec: Input,
+        spec: Input | Features,
         batch: int,
         rank: int = 0,
         size: int = 1,
     ) -> None:
         own = own_share(len(rows), rank, size)
-        self.reader, self.rows, self.labels = ImageReader(index), rows[own], labels[own]
+        self.reader, self.rows, self.labels = reader_of(index, spec), rows[own], labels[own]
         self.spec, self.most, self.rank, self.size = spec, batch, rank, size
         shares = (own_share(len(rows), each, size) for each in ranks_of_machine(rank, size))
         self.machine = [rows[share.start : share.stop] for share in shares]
@@ -190,30 +293,27 @@ class EvalBatches(ImageBatches):
     def count(self, n: int) -> int:
         return len(self.rows[n * self.most :][: self.most])
 
-    def into(self, out: Pixels, n: int, part: range) -> Tensor:
+    def into(self, out: NDArray[Any], n: int, part: range) -> Tensor:
         rows, labels = (
             x[n * self.most :][part.start : part.stop] for x in (self.rows, self.labels)
         )
-        self.reader.expect(rows.tolist())
-        put((self.image(row) for row in rows.tolist()), out)
+        if isinstance(self.reader, VectorReader):
+            self.reader.into(out[: len(rows)], rows)
+        else:
+            self.reader.expect(rows)
+            put((self.image(row) for row in rows.tolist()), out)
         return torch.from_numpy(labels)
 
     def image(self, row: int) -> Image.Image:
+        assert isinstance(self.spec, Input)
         data = self.reader.read(row)
-        with naming(row, self.reader.index):
+        with self.reader.naming(row):
             return eval_image(data, self.spec)
 
 
-@contextmanager
-def naming(row: int, index: Index) -> Iterator[None]:
-    """Name the image that cannot be decoded."""
-    try:
-        yield
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ShardError(
-            f"image {row} of {index.root} cannot be decoded ({error}): run shards/verify.py on "
-            "the shards, and build them again"
-        ) from None
+def reader_of(index: Index | Sequence[Index], spec: Input | Features) -> JointReader:
+    indexes = [index] if isinstance(index, Index) else index
+    return VectorReader(indexes) if isinstance(spec, Features) else JointReader(indexes)
 
 
 def own_share(n: int, rank: int, size: int) -> range:

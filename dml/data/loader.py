@@ -74,14 +74,13 @@ def loader(
 def empty_images(batches: ImageBatches, n: int) -> Tensor:
     """Memory for batch n. For a GPU it is pinned: torch keeps pinned memory that is no longer used,
     and hands it out again once the copies from it have ended."""
-    side = batches.spec.size
-    pinned = torch.cuda.is_available()
-    return torch.empty(batches.count(n), side, side, 3, dtype=torch.uint8, pin_memory=pinned)
+    spec, pinned = batches.spec, torch.cuda.is_available()
+    return torch.empty(batches.count(n), *spec.shape, dtype=spec.tensor_dtype, pin_memory=pinned)
 
 
 def part_size(batches: ImageBatches) -> int:
     """Images at most in a part."""
-    return max(1, min(batches.most, PART, PART_BYTES // (3 * batches.spec.size**2)))
+    return max(1, min(batches.most, PART, PART_BYTES // batches.spec.bytes))
 
 
 def parts_of(batches: ImageBatches, n: int) -> list[range]:
@@ -101,14 +100,15 @@ class Slots(Dataset[tuple[int, NDArray[Any]]]):
     def __init__(
         self, batches: ImageBatches, order: Sequence[int], workers: int, prefetch: int
     ) -> None:
-        side, most = batches.spec.size, part_size(batches)
+        most = part_size(batches)
         wanted = max(prefetch, -(-prefetch * len(parts_of(batches, order[0])) // workers))
-        room = SHARED_MEMORY // (workers * most * 3 * side**2)
+        room = SHARED_MEMORY // (workers * most * batches.spec.bytes)
         self.batches, self.ahead = batches, max(1, min(wanted, room))
         # One slot more than parts under way: the DataLoader asks for another part before it hands one
         # out.
         slots = workers * self.ahead + 1
-        self.memory = torch.empty(slots, most, side, side, 3, dtype=torch.uint8)
+        spec = batches.spec
+        self.memory = torch.empty(slots, most, *spec.shape, dtype=spec.tensor_dtype)
         self.memory.share_memory_()  # type: ignore[no-untyped-call]
 
     def plan(self, order: Sequence[int]) -> Iterator[tuple[int, int, range]]:

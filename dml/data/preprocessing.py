@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -24,6 +25,16 @@ class Input:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     channels: Literal["rgb", "bgr"] = "rgb"
     top: float = 1.0  # the value of white: 1.0, or 255.0 for networks that were trained on bytes
+    dtype, tensor_dtype = np.uint8, torch.uint8
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of an image as the loader delivers it."""
+        return (self.size, self.size, 3)
+
+    @property
+    def bytes(self) -> int:
+        return 3 * self.size**2
 
 
 class Normalise(nn.Module):

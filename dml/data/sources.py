@@ -1,17 +1,23 @@
-"""Images to embed, from a folder of files or from shards; both read an image by its name."""
+"""Images or vectors to embed, from a folder of files, from shards or a .npy file; all read one by its
+name."""
 
 from __future__ import annotations
 
+import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from shards.files import check_size
-from shards.index import ImageReader, Index, load_index
+from numpy.typing import NDArray
+
+from shards.files import check_size, read_bounded
+from shards.index import SUPER_CLASS, ImageReader, Index, load_index, load_npy
 from shards.item import LARGEST_IMAGE, ShardError
 from shards.photo import SUFFIXES
+from shards.vector import DTYPES, encoded
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,8 @@ class Entry:
 
     image: str
     class_name: str | None
+    split: str | None = None  # of shards
+    super_class: str | None = None
 
 
 @dataclass(frozen=True)
@@ -48,12 +56,55 @@ class Rows(Source):
         return self.reader.read(int(name))
 
 
+@dataclass(frozen=True)
+class Matrix(Source):
+    vectors: Mapping[str, NDArray[Any]]
+    size: int
+
+    def read(self, name: str) -> bytes:
+        return encoded(self.vectors[name])
+
+
 def in_shards(index: Index, split: str) -> tuple[Rows, list[Entry]]:
     """The images of a split, or of `all`, in the order of the tars."""
     rows = range(len(index.rows)) if split == "all" else index.positions(split).tolist()
     names, labels = index.class_names, index.rows["label"].tolist()
-    entries = [Entry(f"{row:08d}", names[labels[row]]) for row in rows]
+    splits, groups = index.rows["split"].tolist(), super_classes(index)
+    entries = [
+        Entry(f"{row:08d}", names[labels[row]], index.splits[splits[row]], groups[row])
+        for row in rows
+    ]
     return Rows(index.root, ImageReader(index)), entries
+
+
+def super_classes(index: Index) -> Sequence[str | None]:
+    """The name of the super-class of every row; None where there are none."""
+    if SUPER_CLASS[0] not in (index.rows.dtype.names or ()):
+        return [None] * len(index.rows)
+    names = index.manifest["super_classes"]
+    return [names[number] for number in index.rows[SUPER_CLASS[0]].tolist()]
+
+
+def in_npy(path: Path) -> tuple[Matrix, list[Entry]]:
+    """The vectors of a .npy file: one vector, or a matrix with a vector per row."""
+    try:
+        X = load_npy(io.BytesIO(read_bounded(path)))
+    except OSError as error:
+        raise ShardError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ShardError(
+            f"{path} is {error}: give a vector, or a matrix with a vector per row"
+        ) from None
+    if X.ndim not in (1, 2) or X.dtype.str not in DTYPES:
+        raise ShardError(
+            f"{path} holds {X.dtype} of the shape {X.shape}: give a vector of float16 or float32, or a "
+            "matrix with a vector per row"
+        )
+    names = [path.name] if X.ndim == 1 else [f"{path.name}[{row}]" for row in range(len(X))]
+    vectors = X.reshape(-1, X.shape[-1])
+    return Matrix(path.absolute().parent, dict(zip(names, vectors, strict=True)), X.shape[-1]), [
+        Entry(name, None) for name in names
+    ]
 
 
 def in_folder(root: Path) -> tuple[Files, list[Entry]]:

@@ -1,14 +1,20 @@
-"""Which images a run trains on, chooses by, and is judged by."""
+"""Which images a run trains on, chooses by, and is judged by, of one or several datasets."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 
 from dml.config import Config
-from dml.data.batches import Batches, Rows, TrainBatches, held_out
+from dml.config.mixing import Part, Sizes, dataset_names, share_classes
+from dml.data.batches import DATASET, Batches, Grouping, Mixture, Rows, TrainBatches, held_out
+from dml.data.deck import mix
 from dml.data.preprocessing import Input
+from dml.data.reading import first_rows
+from dml.data.vectors import Features, features_of
+from dml.errors import LaunchError
 from dml.plan import cache_of
 from shards.index import Index, load_index
 
@@ -18,60 +24,117 @@ class Subset:
     """Images by their row in the index, and their labels. As queries they search the gallery; None:
     they search each other."""
 
+    index: Index
     rows: Rows
     labels: Rows
     gallery: Subset | None = None
 
 
 @dataclass(frozen=True)
-class Splits:
-    """train: without the classes held out for validation. train_classes and train_images: with them,
-    as the plan counts."""
+class Dataset:
+    """One folder of shards. train: without the classes held out for validation. part: its name, and
+    its sizes with them, as the plan counts."""
 
     index: Index
     train: Subset
     validation: Subset
     test: Subset
-    train_classes: int
-    train_images: int
+    part: Part
+
+
+@dataclass(frozen=True)
+class Splits:
+    """features: what the datasets hold, if they do not hold images."""
+
+    datasets: tuple[Dataset, ...]
+    features: Features | None
 
     @property
-    def sizes(self) -> tuple[int, int]:
-        return self.train_classes, self.train_images
+    def sizes(self) -> Sizes:
+        parts = [dataset.part for dataset in self.datasets]
+        return sum(part.classes for part in parts), sum(part.images for part in parts), parts
 
     @property
     def checksum(self) -> str:
         """The same for the same images."""
-        sha256: str = self.index.manifest["index"]["sha256"]
-        return sha256
+        each: list[str] = [data.index.manifest["index"]["sha256"] for data in self.datasets]
+        return each[0] if len(each) == 1 else hashlib.sha256(" ".join(each).encode()).hexdigest()
 
 
 def read_splits(config: Config) -> Splits:
-    index = load_index(config.data.shards, cache_of(config.data))
+    folders = config.data.folders
+    cache = cache_of(config.data)
+    indexes = [load_index(folder, cache) for folder in folders]
+    features = features_of(indexes)
+    refuse_other_kind(config, indexes[0], features)
+    datasets = [
+        read_dataset(config, index, name, number)
+        for number, (index, name) in enumerate(zip(indexes, dataset_names(folders), strict=True))
+    ]
+    return Splits(tuple(datasets), features)
+
+
+def refuse_other_kind(config: Config, index: Index, features: Features | None) -> None:
+    """LaunchError if the model takes images and the shards have features, or the other way round."""
+    backbone = config.model.backbone
+    if features is None and backbone == "none":
+        raise LaunchError(
+            f"model.backbone = none trains on features, but {index.root} has images; set another "
+            "model.backbone, or make features with dml/embed.py --features"
+        )
+    if features is not None and backbone != "none":
+        raise LaunchError(
+            f"model.backbone = {backbone} takes images, but {index.root} has vectors of "
+            f"{features.size:,} numbers; set model.backbone=none"
+        )
+
+
+def read_dataset(config: Config, index: Index, name: str, number: int) -> Dataset:
     rows, labels = index.positions("train"), index.labels("train")
-    held = held_out(labels, config.eval.validation_classes, config.run.seed)
-    return Splits(
+    seed = seed_of(config.run.seed, number)
+    held = held_out(labels, config.eval.validation_classes, seed)
+    return Dataset(
         index,
-        train=Subset(rows[~held], labels[~held]),
-        validation=Subset(rows[held], labels[held]),
+        train=Subset(index, rows[~held], labels[~held]),
+        validation=Subset(index, rows[held], labels[held]),
         test=of_test_split(index),
-        train_classes=len(np.unique(labels)),
-        train_images=len(rows),
+        part=Part(name, len(np.unique(labels)), len(rows)),
     )
+
+
+def seed_of(seed: int, number: int) -> int:
+    """The seed of a dataset: the first one has that of the run."""
+    return mix(seed, DATASET, number) if number else seed
 
 
 def of_test_split(index: Index) -> Subset:
     """The test classes; in In-Shop, queries search a gallery."""
     if "query" not in index.splits:
-        return Subset(index.positions("test"), index.labels("test"))
-    gallery = Subset(index.positions("gallery"), index.labels("gallery"))
-    return Subset(index.positions("query"), index.labels("query"), gallery)
+        return Subset(index, index.positions("test"), index.labels("test"))
+    gallery = Subset(index, index.positions("gallery"), index.labels("gallery"))
+    return Subset(index, index.positions("query"), index.labels("query"), gallery)
 
 
 def train_batches(
-    splits: Splits, config: Config, spec: Input, rank: int, size: int
+    splits: Splits, config: Config, spec: Input | Features, rank: int, size: int
 ) -> TrainBatches:
     """This process's slices of the batches of P classes x M images."""
-    train, P, M = splits.train, config.batch.classes, config.batch.per_class
-    batches = Batches(train.rows, train.labels, P, M, config.run.seed)
-    return TrainBatches(splits.index, batches, spec, rank, size)
+    batch, datasets = config.batch, splits.datasets
+    present = [len(np.unique(data.train.labels)) for data in datasets]
+    shares = share_classes(batch.classes, config.data.weights or present)
+    parts, first_label = [], 0
+    for number, (data, P) in enumerate(zip(datasets, shares, strict=True)):
+        rows, labels = data.train.rows, data.train.labels
+        grouping = None
+        if batch.group is not None:
+            groups = data.index.super_classes("train")
+            grouping = Grouping(
+                groups[np.searchsorted(data.index.positions("train"), rows)], batch.mixed
+            )
+        seed = seed_of(config.run.seed, number)
+        # labels are kept apart: those of a dataset follow those of the one before
+        parts.append(Batches(rows, labels + first_label, P, batch.per_class, seed, grouping))
+        first_label += len(data.index.class_names)
+    indexes = [data.index for data in datasets]
+    dealt = parts[0] if len(parts) == 1 else Mixture(parts, first_rows(indexes), config.run.seed)
+    return TrainBatches(indexes, dealt, spec, rank, size)

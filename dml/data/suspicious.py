@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dml.catalogue import DATASETS
 from dml.config import Config
 from dml.data.batches import Rows
-from dml.data.splits import Splits
+from dml.data.splits import Dataset, Splits
 from shards.index import ImageReader, Index
 
 COMPARED = 1000  # images at most; a copied split would otherwise be read in full
@@ -19,13 +19,22 @@ COMPARED = 1000  # images at most; a copied split would otherwise be read in ful
 
 def suspicious(splits: Splits, config: Config) -> list[str]:
     """A line for each thing that is probably a mistake. Reads images only if they look identical."""
-    found = (few_images(splits, config), another_dataset(splits, config), twins(splits))
-    return [f"warning: {line}" for line in found if line]
+    several = len(splits.datasets) > 1
+    found = [
+        (data.part.name, line)
+        for data in splits.datasets
+        for line in (
+            few_images(data, config),
+            None if several else another_dataset(data, config),
+            twins(data),
+        )
+    ]
+    return [f"warning: {f'{name}: ' * several}{line}" for name, line in found if line]
 
 
-def few_images(splits: Splits, config: Config) -> str | None:
+def few_images(data: Dataset, config: Config) -> str | None:
     """per_class above the number of images of most classes."""
-    M, (_, sizes) = config.batch.per_class, np.unique(splits.train.labels, return_counts=True)
+    M, (_, sizes) = config.batch.per_class, np.unique(data.train.labels, return_counts=True)
     fewer = int((sizes < M).sum())
     if 2 * fewer <= len(sizes):
         return None
@@ -36,20 +45,20 @@ def few_images(splits: Splits, config: Config) -> str | None:
     )
 
 
-def another_dataset(splits: Splits, config: Config) -> str | None:
+def another_dataset(data: Dataset, config: Config) -> str | None:
     """data.dataset other than what the shards were built from."""
-    dataset, source = config.data.dataset, splits.index.manifest["source"].removesuffix("_mini")
+    dataset, source = config.data.dataset, data.index.manifest["source"].removesuffix("_mini")
     if source == dataset or source not in DATASETS:
         return None
     return (
-        f"data.dataset is {dataset}, but {splits.index.root} was built from {source}: Recall@K and "
+        f"data.dataset is {dataset}, but {data.index.root} was built from {source}: Recall@K and "
         f"reports would be those of {dataset}; set data.dataset={source}, or other data.shards"
     )
 
 
-def twins(splits: Splits) -> str | None:
+def twins(data: Dataset) -> str | None:
     """Test images that are also trained on."""
-    index, test = splits.index, splits.test
+    index, test = data.index, data.test
     if not index.has_checksums:
         return None
     tested = test.rows if test.gallery is None else np.append(test.rows, test.gallery.rows)

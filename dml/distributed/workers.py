@@ -2,16 +2,18 @@
 
 import os
 
-from dml.config import Data
+from dml.config import Config
 from dml.config.sections import MOST_WORKERS
 from dml.distributed.processes import own_cores
 
 
-def loader_workers(data: Data) -> int:
+def loader_workers(config: Config) -> int:
     """data.workers, or else as many as the training process has cores beside its own: more would only
-    wait for each other."""
-    if data.workers is not None:
-        return data.workers
+    wait for each other. Features need none, since there is nothing to decode."""
+    if config.data.workers is not None:
+        return config.data.workers
+    if config.model.backbone == "none":
+        return 0
     return min(MOST_WORKERS, max(1, own_cores(local_processes()) - 1))
 
 

@@ -1,6 +1,6 @@
 """What to do with a trained model: embed images, keep the embeddings, show neighbours.
 
-- `trained` (load_trained, embed, model_sha256): the model of a finished run, and images through it
+- `trained` (load_trained, load_backbone, embed, model_sha256, weights_sha256): the model of a finished run, and images through it
 - `embedded` (Embedded, Info, read, write): a folder of embeddings, whole or not there
-- `picture` (Found, retrieval_picture): queries and their nearest neighbours, drawn
+- `picture` (Found, retrieval_picture, stacked): queries and their nearest neighbours, drawn
 """

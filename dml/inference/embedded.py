@@ -1,8 +1,9 @@
 """A folder of embeddings: whole or not there.
 
 DIR/
-    embeddings.npy      n x d float32, unit length
-    index.jsonl         a line per embedding: {"image": "mug/1.jpg", "class": "mug"}
+    embeddings.npy      n x d float32, unit length; features have any length
+    index.jsonl         a line per embedding: {"image": "mug/1.jpg", "class": "mug"}; features of shards
+                        also have "split" and "super_class"
     info.json           which model, which images, how many
 """
 
@@ -42,6 +43,7 @@ class Info:
     count: int
     dimensions: int
     unreadable: int  # images left out
+    features: bool = False  # of the backbone, before the head
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +53,14 @@ class Embedded:
     info: Info
 
 
-def as_lines(entries: Sequence[Entry]) -> bytes:
-    lines = (json.dumps({"image": e.image, "class": e.class_name}) + "\n" for e in entries)
-    return "".join(lines).encode()
+def as_lines(entries: Sequence[Entry], features: bool) -> bytes:
+    return "".join(json.dumps(as_line(entry, features)) + "\n" for entry in entries).encode()
+
+
+def as_line(entry: Entry, features: bool) -> dict[str, str | None]:
+    line = {"image": entry.image, "class": entry.class_name}
+    known = {"split": entry.split, "super_class": entry.super_class} if features else {}
+    return line | {key: value for key, value in known.items() if value is not None}
 
 
 def as_npy(X: NDArray[np.float32]) -> bytes:
@@ -94,12 +101,14 @@ def write(folder: Path, embedded: Embedded) -> None:
     folder = folder.resolve()
     aside, before = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "before"))
     head = {"format": FORMAT, "version": VERSION, **asdict(embedded.info)}
+    if not embedded.info.features:
+        del head["features"]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         write_synced(aside / VECTORS, as_npy(embedded.X))
-        write_synced(aside / INDEX, as_lines(embedded.entries))
+        write_synced(aside / INDEX, as_lines(embedded.entries, embedded.info.features))
         write_synced(aside / INFO, json.dumps(head, indent=1).encode() + b"\n")
         sync_folder(aside)
         if folder.exists():
@@ -150,6 +159,7 @@ def read(folder: Path) -> Embedded:
 
 
 def as_info(head: Mapping[str, Any]) -> Info:
+    head = {"features": False, **head}  # earlier versions had embeddings only
     info = Info(**{field.name: head[field.name] for field in fields(Info)})
     if not all(isinstance(text, str) for text in (info.run, info.model_sha256, info.source)):
         raise TypeError(f"{INFO} has numbers where there should be text")

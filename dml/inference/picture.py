@@ -47,3 +47,13 @@ def cell(image: Image.Image) -> Image.Image:
         ((CELL - size[0]) // 2, (CELL - size[1]) // 2),
     )
     return square
+
+
+def stacked(pictures: Sequence[Image.Image]) -> Image.Image:
+    """Pictures below each other."""
+    width, height = max(each.width for each in pictures), sum(each.height for each in pictures)
+    whole, y = Image.new("RGB", (width, height), "white"), 0
+    for each in pictures:
+        whole.paste(each, (0, y))
+        y += each.height
+    return whole

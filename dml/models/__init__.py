@@ -1,4 +1,4 @@
-"""Models by name: a backbone, a linear head and normalisation to unit length.
+"""Models by name: a backbone, a head and normalisation to unit length.
 
     model = make_model(config.model, config.data, seed)
 
@@ -11,7 +11,7 @@ The weights depend only on the config and the seed, so they are the same in ever
 - `efficientnet_lite` (efficientnet_lite0): EfficientNet-Lite0
 - `convnet` (convnet): a small network for studies on a CPU
 - `timm_backbone` (timm_backbone, checkpoint_timm): any network of timm
-- `embedder` (Embedder): backbone, head and normalisation as one module
+- `embedder` (Embedder, MLP): backbone, head and normalisation as one module
 - `weights` (load_weights, packaged): weights from files
 """
 
@@ -21,9 +21,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from dml import config
 from dml.data.preprocessing import Input
+from dml.data.vectors import Features
 from dml.errors import ModelError
 from dml.models.backbone import Backbone, BlockNetwork
 from dml.models.bn_inception import bn_inception
@@ -45,23 +47,34 @@ BACKBONES: Mapping[str, Callable[[], Backbone]] = {
 }
 
 
-def make_model(model: config.Model, data: config.Data, seed: int) -> Embedder:
-    """The Embedder of a config. Random weights come from the seed; torch's generator keeps its
-    state."""
+def make_model(
+    model: config.Model, data: config.Data, seed: int, features: Features | None = None
+) -> Embedder:
+    """The Embedder of a config. Random weights come from the seed; torch's generator keeps its state.
+
+    features: what model.backbone = none is given; all others take images.
+    """
     kind, _, timm_name = model.backbone.partition(":")
     pretrained = model.weights == "pretrained"
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        backbone = timm_backbone(timm_name, pretrained) if timm_name else BACKBONES[kind]()
+        if kind == "none":
+            assert features is not None
+            backbone = Backbone(nn.Identity(), features.size, Input())
+            spec: Input | Features = features
+        else:
+            backbone = timm_backbone(timm_name, pretrained) if timm_name else BACKBONES[kind]()
+            spec = crop(backbone.spec, data)
         if isinstance(backbone.module, BlockNetwork):
             backbone.module.checkpointing = model.checkpointing
-        elif model.checkpointing:
+        elif model.checkpointing and timm_name:
             checkpoint_timm(backbone.module, timm_name)
-        spec = crop(backbone.spec, data)
         embedder = Embedder(
-            backbone.module, backbone.features, model.embedding_size, spec, model.batchnorm
+            *(backbone.module, backbone.features, model.embedding_size, spec, model.batchnorm),
+            hidden=model.hidden,
+            dropout=model.dropout,
         )
-    if spec.size != backbone.spec.size:
+    if isinstance(spec, Input) and spec.size != backbone.spec.size:
         try_size(embedder, model.backbone, backbone.spec.size)
     if model.weights and not (pretrained and timm_name):
         path = packaged(kind, backbone.published) if pretrained else model.weights

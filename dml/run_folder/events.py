@@ -31,18 +31,18 @@ class Evaluation:
     step: int
     split: str
     scores: Mapping[str, float]
-    picture: Image.Image
+    picture: Image.Image | None  # of images only
 
 
 @dataclass(frozen=True, eq=False)
 class End:
     """settings: section.key -> value. embeddings, names, thumbnails: of some test images, with their
-    class names, n x h x w x 3 uint8."""
+    class names, n x h x w x 3 uint8; features have no thumbnails."""
 
     settings: Mapping[str, object]
     embeddings: Tensor
     names: Sequence[str]
-    thumbnails: Tensor
+    thumbnails: Tensor | None
 
 
 Event = Training | Pairs | Evaluation | End

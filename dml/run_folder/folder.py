@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from dml.config import EXECUTION, Config, flatten, load, to_yaml
+from dml.config import EXECUTION, LATER, Config, flatten, load, to_yaml
 from dml.errors import ConfigError, RunError
 from dml.plan import Plan
 from dml.run_folder.files import (
@@ -91,12 +91,14 @@ def hold(folder: Path) -> IO[str]:
 
 def learned(config: Config) -> dict[str, Any]:
     """The settings that say what is learned up to any step. The length is one of them only where the
-    learning rate depends on it."""
+    learning rate depends on it, and a key that came later only where it is not at its default."""
     fixed = config.optim.schedule == "cosine"
     return {
         key: value
         for key, value in flatten(config).items()
-        if key not in EXECUTION and (fixed or not key.startswith("length."))
+        if key not in EXECUTION
+        and (fixed or not key.startswith("length."))
+        and not (key in LATER and value == LATER[key])
     }
 
 

@@ -63,7 +63,8 @@ def write_picture(folder: Path, picture: Image.Image) -> None:
 
 def summary(folder: Path, result: Mapping[str, Any], config: Config) -> str:
     """The last lines of a training."""
-    lines = [f"{folder}: nearest.png, result.json; tensorboard --logdir {folder.parent}"]
+    picture = "" if config.model.backbone == "none" else "nearest.png, "
+    lines = [f"{folder}: {picture}result.json; tensorboard --logdir {folder.parent}"]
     if result["untrained"]:
         before, after = result["untrained"]["recall@1"], result["recall@1"]
         text = f"Recall@1 of the test classes: {before:.1%} untrained, {after:.1%} trained"

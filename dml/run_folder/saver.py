@@ -89,12 +89,12 @@ def restore(
                 check_fits(model, optimizer, last)
         send_weights(team.accelerator, model, last.tensors.get(MODEL, {}))
         team.say(f"resuming after step {progress.step:,}")
-    size = model.spec.size
+    spec = model.spec
     wrapped, optimizer = team.accelerator.prepare(model, optimizer)
     if last:
         slots = last.tensors.get(OPTIMIZER, {})
         write_slots(team.accelerator, wrapped, optimizer, slots, progress.step)
-    images = torch.zeros(2, size, size, 3, dtype=torch.uint8, device=team.device)
+    images = torch.zeros(2, *spec.shape, dtype=spec.tensor_dtype, device=team.device)
     settle_buckets(wrapped, images)
     return wrapped, optimizer, progress
 

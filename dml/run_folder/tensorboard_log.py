@@ -59,13 +59,15 @@ class TensorBoard:
             case Evaluation(step, split, scores, picture):
                 for key, value in scores.items():
                     self.writer.add_scalar(score_name(split, key), value, step)
-                image = np.asarray(picture)
-                self.writer.add_image(f"{split}/nearest", image, step, dataformats="HWC")
+                if picture is not None:
+                    image = np.asarray(picture)
+                    self.writer.add_image(f"{split}/nearest", image, step, dataformats="HWC")
                 self.writer.flush()
             case End():
                 self.table_of_runs(event)
-                images = event.thumbnails.permute(0, 3, 1, 2).float() / 255
-                vectors = event.embeddings.float()
+                images, vectors = event.thumbnails, event.embeddings.float()
+                if images is not None:
+                    images = images.permute(0, 3, 1, 2).float() / 255
                 self.writer.add_embedding(vectors, metadata=list(event.names), label_img=images)
 
     def pairs(self, step: int, report: PairReport) -> None:

@@ -6,6 +6,7 @@
 - `inshop` (collect): In-Shop Clothes Retrieval
 - `folder` (collect): your own images, in folders or a table
 - `tables` (collect_table, is_table): images listed in a .csv or .parquet
+- `features` (collect): vectors of any encoder, a matrix with a table
 - `icons` (collect): icons of the npm package @iconify/json
 - `icons_mini` (collect): the part of the icons that comes with the project
 - `icons_package` (Icon, read, infos): reads the npm package

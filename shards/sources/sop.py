@@ -23,6 +23,7 @@ def collect(root: Path) -> Collection:
                     name=str(path),
                     path=root / path,
                     extra={"super_class_id": super_class_id},
+                    super_class=super_class_id,
                 )
             )
     return Collection(items, expected={"train": (11318, 59551), "test": (11316, 60502)})

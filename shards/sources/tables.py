@@ -1,4 +1,5 @@
-"""A list of images as a table: columns `path` and `label`, and perhaps `split`. Other columns are ignored."""
+"""A list of images as a table: columns `path` and `label`, and perhaps `split` and `super_class`. Other
+columns are ignored."""
 
 from __future__ import annotations
 
@@ -43,7 +44,14 @@ def _item(row: Mapping[str, object], where: str, folder: Path) -> Item:
     if not place.is_relative_to(folder):
         raise ShardError(f"{where}: {path!r} is not below {folder}: move the table, or the images")
     split, name = str(row.get("split") or ""), place.relative_to(folder).as_posix()
-    return FileItem(split=split, class_name=str(label), name=name, path=place)
+    group = row.get("super_class")
+    return FileItem(
+        split=split,
+        class_name=str(label),
+        name=name,
+        path=place,
+        super_class=None if group is None or group == "" else str(group),
+    )
 
 
 def read_csv(
@@ -72,7 +80,8 @@ def read_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
     try:
         table = parquet.ParquetFile(path)
         _need_columns(path, table.schema_arrow.names)
-        wanted = [name for name in ("path", "label", "split") if name in table.schema_arrow.names]
+        known = ("path", "label", "split", "super_class")
+        wanted = [name for name in known if name in table.schema_arrow.names]
         number = 0
         for batch in table.iter_batches(columns=wanted):
             for row in batch.to_pylist():
