@@ -35,6 +35,7 @@ PARTS = {
     "recall": ["--repeats", "2"],  # minutes per repetition
     "loader": [str(ROOT / "shards" / "bundled" / "icons-mini"), "--size", "32"],
     "remote": [str(ROOT / "shards" / "bundled" / "icons-mini")],
+    "features": [],
     "training_step": [],
     "whole_step": [],
     "startup": [],

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dml.config.sections import BACKBONE
+from dml.config.keys import BACKBONE
 from dml.errors import MISTAKES, Mistake, NotFiniteError, memory_sentence
 from shards.cores import available_cores
 from shards.item import ShardError

@@ -21,6 +21,7 @@ NO_PART = {"measure", "page", "bars", "gpu_loss"}  # shared code, and what needs
 PROGRAMS = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NO_PART)
 SMALL = {
     "caching": "--batch 8 --repeats 1",
+    "features": "--vectors 512 --numbers 16 --sizes 64 128 --repeats 1",
     "loader": "shards/bundled/icons-mini --images 320 --repeats 1",
     "loss": "--sizes 40 --repeats 1",
     "parameters": "--sizes 100 --repeats 1",
@@ -38,6 +39,23 @@ SMALL = {
 TIME, MEMORY, SIZE, RATE = r"\S+ m?s", r"\S+ MiB", r"\S+ MB", r"\S+ images/s"
 ROWS = {
     "caching": [("8 images in 4 micro-batches", TIME, "the plain step", "<= 1.4")],
+    "features": [
+        ("batches of 64 vectors of 16 numbers", r"\S+ vectors/s", "a copy of the finished batch", ">= 0.8"),
+        (
+            "batches of 64 vectors of 16 numbers",
+            r"\S+ vectors/s",
+            "a copy of the same vectors from one matrix",
+            "",
+        ),
+        (
+            "step of a linear head, 16 to 512, m = 64",
+            TIME,
+            r"pytorch-metric-learning \S+",
+            "<= 0.2",
+        ),
+        ("memory of it, m = 64", MEMORY, r"pytorch-metric-learning \S+", ""),
+        (rf"memory of a step, m = 128, in {TIME}", MEMORY, r"the batch and its embeddings, \S+ MiB", ""),
+    ],
     "loader": [
         ("no worker, icons_mini at 96 px", RATE, "the decoder", ""),
         ("one worker, icons_mini at 96 px", RATE, "the decoder", ""),

@@ -18,7 +18,7 @@ from launch.sweep import Sweep, plan_all, read_sweep
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
-OURS = ["icons", "icons_mini", "your_images"]  # not of the paper, for a CPU
+OURS = ["features", "icons", "icons_mini", "your_images"]  # not of the paper, for a CPU
 OTHER_PAPERS = ["sop_recall_surrogate"]
 PAPER = [name for name in CONFIGS if name not in (*OURS, *OTHER_PAPERS)]
 SWEEPS = sorted(path.stem for path in (ROOT / "configs" / "sweeps").glob("*.yaml"))
@@ -151,7 +151,7 @@ def test_its_name_is_its_run_and_its_dataset(name: str) -> None:
     config = shipped(name)
     assert config.run.name == name
     folder = config.data.dataset == "folder"
-    assert name.startswith("your_images" if folder else config.data.dataset)
+    assert name.startswith(("your_images", "features") if folder else config.data.dataset)
     bundled = name == "icons_mini"
     built = f"data/{name if folder else config.data.dataset}"
     assert config.data.shards == ("shards/bundled/icons-mini" if bundled else built)
@@ -175,7 +175,7 @@ def test_it_follows_the_paper(name: str) -> None:
 def test_pretrained_weights_take_the_authors_loss_and_random_ones_the_papers(name: str) -> None:
     """And the header says which, and why."""
     config = shipped(name)
-    pretrained = config.model.weights is not None
+    pretrained = config.model.weights is not None or config.model.backbone == "none"
     expected = AUTHORS_LOSS if pretrained else PAPER_LOSS
     assert (config.loss.name, config.loss.parameters) == ("multi_similarity", expected)
     which = (
