@@ -40,7 +40,12 @@ TIME, MEMORY, SIZE, RATE = r"\S+ m?s", r"\S+ MiB", r"\S+ MB", r"\S+ images/s"
 ROWS = {
     "caching": [("8 images in 4 micro-batches", TIME, "the plain step", "<= 1.4")],
     "features": [
-        ("batches of 64 vectors of 16 numbers", r"\S+ vectors/s", "a copy of the finished batch", ">= 0.8"),
+        (
+            "batches of 64 vectors of 16 numbers",
+            r"\S+ vectors/s",
+            "a copy of the finished batch",
+            ">= 0.8",
+        ),
         (
             "batches of 64 vectors of 16 numbers",
             r"\S+ vectors/s",
@@ -54,7 +59,12 @@ ROWS = {
             "<= 0.2",
         ),
         ("memory of it, m = 64", MEMORY, r"pytorch-metric-learning \S+", ""),
-        (rf"memory of a step, m = 128, in {TIME}", MEMORY, r"the batch and its embeddings, \S+ MiB", ""),
+        (
+            rf"memory of a step, m = 128, in {TIME}",
+            MEMORY,
+            r"the batch and its embeddings, \S+ MiB",
+            "",
+        ),
     ],
     "loader": [
         ("no worker, icons_mini at 96 px", RATE, "the decoder", ""),

@@ -303,7 +303,7 @@ def test_all_problems_are_reported_together_each_with_value_source_rule_and_fix(
         ),
         (
             "  batch.clases = 16 (bad.yaml): unknown key; did you mean batch.classes?"
-            " batch has classes, per_class"
+            " batch has classes, per_class, group, mixed"
         ),
         "  batch.classes: is required; for example batch.classes=16",
         (
@@ -312,7 +312,7 @@ def test_all_problems_are_reported_together_each_with_value_source_rule_and_fix(
         ),
         (
             "  model.lr = 1e-05 (bad.yaml): unknown key; did you mean optim.lr?"
-            " model has backbone, weights, embedding_size, batchnorm, checkpointing"
+            " model has backbone, weights, embedding_size, batchnorm, checkpointing, head, hidden, dropout"
         ),
         (
             "  model.batchnorm = 'forzen' (bad.yaml): must be text, one of frozen, synced, local;"
@@ -337,7 +337,7 @@ def test_a_key_that_several_sections_have_is_not_guessed() -> None:
     assert problems("base.yaml", sets=("model.name=resnet50",)) == [
         (
             "model.name = 'resnet50' (--set): unknown key;"
-            " model has backbone, weights, embedding_size, batchnorm, checkpointing"
+            " model has backbone, weights, embedding_size, batchnorm, checkpointing, head, hidden, dropout"
         )
     ]
 

@@ -302,7 +302,7 @@ def test_a_bad_config_exits_with_2_and_no_traceback() -> None:
         "2 problems in configs/sop_bs1000.yaml:",
         (
             "  batch.clases = 3 (--set): unknown key; did you mean batch.classes?"
-            " batch has classes, per_class"
+            " batch has classes, per_class, group, mixed"
         ),
         "  loss.beta = -1 (--set): must be a finite number, above 0; the default is 40.0",
     ]

@@ -33,7 +33,7 @@ def make_sop(root):
                 number += 1
                 path = f"bicycle_final/{c}_{i}.JPG"
                 put(root / path, encode(number))
-                lines.append(f"{number} {c} 1 {path}")
+                lines.append(f"{number} {c} {1 + c % 2} {path}")
         put(root / f"Ebay_{split}.txt", "\n".join(lines) + "\n")
 
 
@@ -137,6 +137,9 @@ def test_sop(tmp_path):
     made = names_of(tmp_path / "in", sop, tmp_path / "out")
     assert [name for name, _ in made["train"]] == ["1", "1", "2", "2", "3", "3"]
     assert [name for name, _ in made["test"]] == ["11319", "11319", "11320", "11320"]
+    index = load_index(tmp_path / "out")
+    names = index.manifest["super_classes"]
+    assert [names[g] for g in index.super_classes("train")] == ["2", "2", "1", "1", "2", "2"]
     assert [data for split in made.values() for _, data in split] == [
         encode(n) for n in range(1, 11)
     ]
