@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 
+from tqdm import tqdm
+
 from shards.cache import Cache, File
 from shards.item import ShardError
 from shards.output import Progress
@@ -51,6 +53,8 @@ def _serve(connection: Connection, cache: Cache) -> None:
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(each, signal.SIG_IGN)
     end_with_parent()
+    # tqdm's own lock is also a semaphore between processes, which would stay behind
+    tqdm.set_lock(threading.RLock())
     downloads = _Downloads(cache, connection)
     for _ in range(DOWNLOADS):
         threading.Thread(target=downloads.work, daemon=True).start()

@@ -202,7 +202,7 @@ def read_manifest(directory: str | Path, cache: Cache | None = None) -> dict[str
 def _need(cache: Cache | None, place: str | Path) -> Cache:
     if cache is None:
         raise ShardError(
-            f"the shards of {place} are on a server: set data.cache to a folder of this machine"
+            f"the shards of {place} are on a server: set data.cache (verify: --cache) to a folder of this machine"
         )
     return cache
 

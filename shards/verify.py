@@ -10,7 +10,6 @@ is 1 if there are any.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import sys
 import tarfile
@@ -25,6 +24,7 @@ if not __package__:  # run as a file: Python put shards/ on the path, but import
 import numpy as np
 from tqdm import tqdm
 
+from shards.cache import Cache
 from shards.checksums import differing
 from shards.images import check
 from shards.index import (
@@ -33,7 +33,6 @@ from shards.index import (
     ImageReader,
     Index,
     load_index,
-    load_npy,
     read_manifest,
 )
 from shards.item import ShardError
@@ -41,7 +40,6 @@ from shards.output import STOPPED, Progress, exit_code, program_name
 from shards.workers import default_workers, in_order
 
 LARGEST_TEXT = 2**20  # bytes of a label or json file in a tar
-VECTOR = b"\x93NUMPY"  # how a .npy file begins
 
 
 def _is_hostile(member: tarfile.TarInfo) -> bool:
@@ -94,12 +92,14 @@ def _foreign_problems(tar: tarfile.TarFile, index: Index, shard: int) -> Iterato
 
 
 def _shard_problems(index: Index, shard: int) -> Iterator[str]:
-    path, name = index.shards[shard], index.shards[shard].name
+    name = index.shards[shard].name
     foreign = index.manifest["version"] == INDEXED
     problems = _foreign_problems if foreign else _member_problems
     try:
-        with tarfile.open(path, "r:") as tar:
+        with tarfile.open(index.local(shard), "r:") as tar:
             yield from (f"{name}: {problem}" for problem in problems(tar, index, shard))
+    except ShardError as error:  # of the server
+        yield str(error)
     except (tarfile.TarError, OSError, ValueError, EOFError, MemoryError, RecursionError) as error:
         yield f"{name}: cannot be read as a tar ({str(error) or type(error).__name__})"
 
@@ -125,8 +125,6 @@ def _image_problem(
     name, data = image
     if isinstance(data, ShardError):
         return str(data)
-    if data.startswith(VECTOR):
-        return _vector_problem(name, data)
     try:
         converted = check(data).converted
     except ShardError as error:
@@ -134,19 +132,12 @@ def _image_problem(
     return f"{name} is neither JPEG nor PNG" if converted and not converted_too else None
 
 
-def _vector_problem(name: str, data: bytes) -> str | None:
+def verify(
+    directory: str | Path, workers: int = 1, deep: bool = False, cache: Cache | None = None
+) -> Iterator[str]:
+    """Yield every problem as one line. deep: decode every image. cache: for shards on a server."""
     try:
-        vector = load_npy(io.BytesIO(data))
-    except ValueError as error:
-        return f"{name} is {error}"
-    ok = vector.ndim == 1 and vector.dtype.kind == "f" and bool(np.isfinite(vector).all())
-    return None if ok else f"{name} is not a vector of finite floats"
-
-
-def verify(directory: Path, workers: int = 1, deep: bool = False) -> Iterator[str]:
-    """Yield every problem as one line. deep: decode every image."""
-    try:
-        index = load_index(directory)
+        index = load_index(directory, cache)
     except ShardError as error:
         yield str(error)
         return
@@ -158,11 +149,14 @@ def verify(directory: Path, workers: int = 1, deep: bool = False) -> Iterator[st
     for shard in range(len(index.shards)):
         yield from _shard_problems(index, shard)
     reader = ImageReader(index)
-    images = (_read(reader, number) for number in range(len(index.rows)))
+    # a shard that did not come has been reported
+    there = np.array([index.is_here(shard) for shard in range(len(index.shards))])
+    numbers = np.flatnonzero(there[index.rows["shard"]]).tolist()
+    images = (_read(reader, number) for number in numbers)
     look = partial(_image_problem, converted_too=foreign) if deep else _checksum_problem
     with (
         closing(in_order(look, images, workers if deep else 1)) as found,
-        closing(Progress(len(index.rows), "image")) as progress,
+        closing(Progress(len(numbers), "image")) as progress,
     ):
         for wrong in found:
             if wrong:
@@ -178,14 +172,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=f"{about}\n\n  {example}\n\n{promise}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("directory", type=Path, help="a folder made by shards/build.py")
+    parser.add_argument("directory", help="a folder made by shards/build.py, or its address")
     parser.add_argument("--deep", action="store_true", help="also decode every image")
+    parser.add_argument("--cache", type=Path, help="a folder to keep shards of a server in")
     workers = "processes (default: %(default)s on this machine)"
     parser.add_argument("--workers", type=int, default=default_workers(), help=workers)
     args = parser.parse_args(argv)
-    problems = 0
+    problems, cache = 0, Cache(args.cache.absolute()) if args.cache else None
     try:
-        for problem in verify(args.directory, max(1, args.workers), args.deep):
+        for problem in verify(args.directory, max(1, args.workers), args.deep, cache):
             tqdm.write(problem)  # print would break the progress bar
             problems += 1
     except KeyboardInterrupt:
@@ -195,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{args.directory}: {f'{problems} problems' if problems else 'no problems'}")
-    if not problems and (version := read_manifest(args.directory)["version"]) < VERSION:
+    if not problems and (version := read_manifest(args.directory, cache)["version"]) < VERSION:
         print(
             f"note: shards of version {version} have no checksum per image, so training cannot notice "
             "a changed bit; shards that are built again have one"

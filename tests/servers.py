@@ -1,5 +1,9 @@
-"""Real servers on loopback: HTTP with ranges, which counts, throttles, damages and dies; and S3 (moto)."""
+"""Real servers on loopback: HTTP with ranges, which counts, throttles, damages and dies; and S3 (moto).
 
+python servers.py ROOT HOST PORT RATE LOG     an HTTP server; a line [client, path, start] per request
+"""
+
+import json
 import re
 import subprocess
 import sys
@@ -33,18 +37,19 @@ class Files(BaseHTTPRequestHandler):
             start = int(wanted[1])
             end = min(int(wanted[2]) + 1 if wanted[2] else end, end)
         http.requests[self.path] += 1
-        if http.breaks_now(self.path):
-            self.close_connection = True
-            return
         http.asked.append((self.path, start))
+        if http.log:
+            with http.log.open("a") as log:
+                log.write(json.dumps([self.client_address[0], self.path, start]) + "\n")
         self.send_response(206 if wanted and http.ranges else 200)
         self.send_header("Content-Length", str(end - start))
         self.end_headers()
-        for place in range(start, end, 2**16):
+        step = 2**12 if http.rate else 2**16
+        for place in range(start, end, step):
             if http.dying(self.path, place - start):
                 self.close_connection = True
                 return
-            part = data[place : min(place + 2**16, end)]
+            part = data[place : min(place + step, end)]
             self.wfile.write(part)
             http.sent += len(part)
             if http.rate:
@@ -62,19 +67,18 @@ class Quiet(ThreadingHTTPServer):
 
 class HTTP:
     """A folder on a port. requests: how often each path was asked for. rate: bytes per second and
-    connection. cut: breaks the connection after so many bytes of a tar, once. breaks: (beginning
-    of a path, requests, seconds): is away for so long, after so many requests. damaged: a path whose byte 700 is flipped."""
+    connection. cut: breaks the connection after so many bytes of a tar, once. damaged: a path whose
+    byte 700 is flipped. log: a file for what is asked for."""
 
-    def __init__(self, root):
-        self.root, self.port = Path(root), free_port()
+    def __init__(self, root, host="127.0.0.1", port=None, rate=None, log=None):
+        self.root, self.host, self.port, self.log = Path(root), host, port or free_port(), log
         self.requests, self.asked, self.sent = Counter(), [], 0
-        self.ranges, self.rate, self.cut, self.damaged = True, None, None, None
-        self.breaks, self.outages = None, 0
+        self.ranges, self.rate, self.cut, self.damaged = True, rate, None, None
         self.start()
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def dying(self, path, sent):
         if self.cut is None or not path.endswith(".tar") or sent < self.cut:
@@ -82,31 +86,41 @@ class HTTP:
         self.cut = None
         return True
 
-    def breaks_now(self, path):
-        if self.breaks is None or not path.startswith(self.breaks[0]):
-            return False
-        before = sum(n for each, n in self.requests.items() if each.startswith(self.breaks[0]))
-        if before <= self.breaks[1]:
-            return False
-        seconds, self.breaks = self.breaks[2], None
-
-        def pause():
-            self.stop()
-            time.sleep(seconds)
-            self.start()
-            self.outages += 1
-
-        threading.Thread(target=pause, daemon=True).start()
-        return True
-
     def start(self):
-        self.server = Quiet(("127.0.0.1", self.port), Files)
+        self.server = Quiet((self.host, self.port), Files)
         self.server.daemon_threads, self.server.owner = True, self
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
     def stop(self):
         self.server.shutdown()
         self.server.server_close()
+
+
+class Killable:
+    """An HTTP server in a process of its own. launcher: words before its command."""
+
+    def __init__(self, root, log, host="127.0.0.1", rate=0, launcher=()):
+        self.log, self.port = Path(log), free_port()
+        words = [*launcher, sys.executable, __file__, root, host, self.port, rate, log]
+        self.command, self.host = [*map(str, words)], host
+        self.log.touch()
+        self.start()
+
+    @property
+    def url(self):
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def asked(self):
+        """(client, path, start) of every request."""
+        return [tuple(json.loads(line)) for line in self.log.read_text().splitlines()]
+
+    def start(self):
+        self.process = subprocess.Popen(self.command)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
 
 
 @contextmanager
@@ -150,3 +164,12 @@ def s3(folder, bucket="shards"):
             }
         finally:
             process.kill()
+
+
+def main(root, host, port, rate, log):
+    HTTP(root, host, int(port), float(rate) or None, Path(log))
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

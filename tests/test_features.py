@@ -8,6 +8,7 @@ import json
 import pickle
 import shutil
 import zlib
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -16,10 +17,12 @@ import webdataset
 from fleet import ROOT
 from pictures import make_folder, put, put_index
 from runs import ICONS, lines, result, train_several
+from servers import http
 from torch.nn.functional import normalize, relu
 
 from dml import embed, search
 from dml.config import ConfigError, load
+from dml.data.ahead import Ahead
 from dml.data.batches import EvalBatches
 from dml.data.loader import loader
 from dml.data.splits import read_splits, train_batches
@@ -275,6 +278,39 @@ def test_batches_of_vectors_are_the_same_for_any_number_of_processes_and_workers
     batches = train_batches(splits, config, splits.features, 0, 1)
     X = np.stack([matrix()[row] for row in batches.batches(2)[0]])
     assert np.array_equal(whole[2][0].numpy(), X)
+
+
+@pytest.mark.parametrize("how", ["cache", "limit", "range"])
+def test_vectors_of_a_server_mixed_with_local_ones(shards, tmp_path, how, monkeypatch):
+    """The same batches as from two local folders, whether the shards stay, leave or never come."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    other = pack(tmp_path / "y", matrix(1))
+    size = max(shard["bytes"] for shard in load_index(shards).manifest["shards"])
+    sets = {"cache": [], "limit": [f"data.cache_gib={4.5 * size / 2**30}"]}
+    sets["range"] = ["data.remote=range"]
+    cached = [f"data.cache={tmp_path}/cache", *sets[how]]
+    with http(shards.parent) as server:
+        address = f"{server.url}/{shards.name}"
+        found = {}
+        for name, config in {
+            "local": config_of(f"[{shards}, {other}]"),
+            "mixed": config_of(f"[{address}, {other}]", *cached),
+        }.items():
+            splits = read_splits(config)
+            batches = train_batches(splits, config, splits.features, 0, 1)
+            with closing(Ahead(batches, range(6), splits.datasets[0].index.cache)) as ahead:
+                found[name] = list(loader(batches, range(6)))
+                assert (ahead.fetcher is not None) == (name == "mixed" and how != "range")
+            test = splits.datasets[0].test
+            found[name] += list(
+                loader(EvalBatches(test.index, test.rows, test.labels, splits.features, 7), [0, 4])
+            )
+        for ours, expected in zip(found["mixed"], found["local"], strict=True):
+            assert all(map(torch.equal, ours, expected))
+        assert [path.name for path in (tmp_path / "cache").rglob("*.tar")] or how == "range"
+        whole = [path for path, start in server.asked if path.endswith(".tar") and start == 0]
+        if how == "cache":  # the form of the first vector takes a range of a shard, not a shard
+            assert len(whole) == len(set(whole))
 
 
 # ---- the model -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -130,6 +131,36 @@ def test_icons_packed_by_webdataset(tmp_path):
     assert load_index(out).manifest["version"] == INDEXED
 
 
+@pytest.mark.skipif("CARS196" not in os.environ, reason="CARS196 names no tar of Cars-196")
+def test_cars_packed_by_webdataset(tmp_path):
+    """CARS196: a tar with the photos as cars196/CLASS/FILE.jpg."""
+    with tarfile.open(os.environ["CARS196"]) as source:
+        photos = [member for member in source if member.name.endswith(".jpg")]
+        np.random.default_rng(0).shuffle(photos)
+        with webdataset.ShardWriter(
+            str(tmp_path / "cars-%06d.tar"), maxcount=2000, verbose=0, encoder=False
+        ) as writer:
+            for number, photo in enumerate(photos):
+                _, name, _ = photo.name.split("/")
+                suffix = ("jpg", "JPEG", "small.jpg")[number % 3]
+                about = json.dumps({"car": {"model": name}}).encode()
+                data = source.extractfile(photo).read()
+                writer.write({"__key__": f"cars/{number}", "json": about, suffix: data})
+    out = tmp_path / "out"
+    given = ["--label", "json:car.model", "--out", str(out), "--workers", "2"]
+    assert main([str(tmp_path / "cars-*.tar"), *given]) == 0
+    found = 0
+    for ours, sample in zip(
+        indexed(out, "train"),
+        webdataset.WebDataset(sorted(map(str, tmp_path.glob("*.tar"))), shardshuffle=False),
+        strict=True,
+    ):
+        (suffix,) = (each for each in sample if each.endswith(("jpg", "jpeg")))
+        assert ours == (json.loads(sample["json"])["car"]["model"], sample[suffix])
+        found += 1
+    assert found == len(photos) > 16_000
+
+
 @pytest.mark.parametrize("ranges", [False, True])
 def test_tars_on_a_server(tmp_path, tars, ranges, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY"):
@@ -172,9 +203,11 @@ def test_bad_tars_get_a_sentence(tmp_path, tars, capsys):
     put(tmp_path / "bad.tar", good[:6000])
     said = refused(capsys, tmp_path, tmp_path / "bad.tar", "--label", "cls")
     assert "is damaged, or no tar (truncated header): copy it again" in said
-    put(tmp_path / "bad.tar", good[:1024] + b"\xff" * 512 + good[1536:])
+    with tarfile.open(tars / "train-000000.tar") as tar:
+        second = tar.getmembers()[1].offset
+    put(tmp_path / "bad.tar", good[:second] + b"\xff" * 512 + good[second + 512 :])
     said = refused(capsys, tmp_path, tmp_path / "bad.tar", "--label", "cls")
-    assert "is damaged, or no tar (no header at offset 1,024)" in said
+    assert f"is damaged, or no tar (no header at offset {second:,})" in said
     put(tmp_path / "bad.tar", b"no tar at all")
     said = refused(capsys, tmp_path, tmp_path / "bad.tar", "--label", "cls")
     assert "is damaged, or no tar" in said

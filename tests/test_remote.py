@@ -6,11 +6,14 @@ The oracle is the local folder of the same shards.
 import hashlib
 import json
 import multiprocessing
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+from fleet import environment
 from pictures import make_folder
 from servers import HTTP, http, s3
 
@@ -25,6 +28,7 @@ from shards.fetcher import Fetcher
 from shards.index import ImageReader, load_index
 from shards.item import ShardError
 from shards.sources import folder
+from shards.verify import main as verify
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +189,18 @@ def test_a_flipped_byte_on_the_server_is_refused(tmp_path, server, ranges):
     assert not list(tmp_path.rglob("*.part"))
 
 
+def test_verify_brings_shards_to_a_cache(tmp_path, local, server, capsys):
+    given = [f"{server.url}/data", "--cache", str(tmp_path / "a"), "--deep", "--workers", "1"]
+    assert verify(given) == 0
+    assert verify(given[:1]) == 1
+    assert "set data.cache (verify: --cache)" in capsys.readouterr().out
+    server.damaged = "/data/train-000000.tar"
+    assert verify([given[0], "--cache", str(tmp_path / "b")]) == 1
+    found = capsys.readouterr().out.splitlines()
+    assert "train-000000.tar differs from its checksum" in found[0]
+    assert found[1].endswith(": 1 problems")
+
+
 @pytest.mark.parametrize(
     ("address", "words"),
     [
@@ -200,7 +216,7 @@ def test_bad_addresses(tmp_path, server, address, words):
 
 
 def test_without_a_cache(server):
-    with pytest.raises(ShardError, match=r"set data\.cache to a folder of this machine"):
+    with pytest.raises(ShardError, match=r"set data\.cache .* to a folder of this machine"):
         load_index(f"{server.url}/data")
 
 
@@ -271,6 +287,9 @@ class Spy:
     def want(self, files, no_longer=()):
         self.wanted.append(files)
         self.released += no_longer
+
+    def close(self):
+        pass
 
 
 def train_batches(index, seed=0):
@@ -370,6 +389,31 @@ def test_a_download_that_fails_is_told_by_who_reads(tmp_path, server):
     with pytest.raises(ShardError, match="differs from its checksum"):
         index.local(0)
     fetcher.close()
+
+
+def test_a_process_with_a_fetcher_leaves_nothing_behind(tmp_path, server):
+    """No semaphore of a progress bar, of which Python would warn when the process ends."""
+    script = """
+import sys, time
+from pathlib import Path
+from shards.cache import Cache
+from shards.fetcher import Fetcher
+from shards.index import load_index
+
+if __name__ == "__main__":
+    index = load_index(sys.argv[1], Cache(Path(sys.argv[2])))
+    fetcher = Fetcher(index.cache)
+    fetcher.want(index.places)
+    while not all(map(index.cache.has, index.places)):
+        time.sleep(0.02)
+    fetcher.close()
+"""
+    (tmp_path / "script.py").write_text(script)
+    command = [sys.executable, str(tmp_path / "script.py"), f"{server.url}/data", str(tmp_path)]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_manifest_from_a_server_names_no_local_paths(tmp_path, local, server):

@@ -430,6 +430,7 @@ def test_more_images_than_an_index_holds(tmp_path, capsys, monkeypatch):
     assert os.listdir(tmp_path) == ["in"]
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its files open
 def test_webdataset_writes_the_tars(tmp_path):
     """To the byte what its TarWriter writes, image first."""
     make_folder(tmp_path / "in", classes=1, images=3)

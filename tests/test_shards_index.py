@@ -144,7 +144,7 @@ def test_not_there_and_not_finished(tmp_path, copy):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 3}, "of version 3, but this program reads versions up to 2"),
+        ({"version": 4}, "of version 4, but this program reads versions up to 3"),
         ({"version": 0}, "of version 0"),
         ({"version": [2]}, r"of version \[2\]"),
         ({"version": "2"}, "of version '2'"),

@@ -1,14 +1,23 @@
 """Whole trainings from servers and from other people's tars: the oracle is the same run from disk."""
 
 import json
+import os
 import shutil
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
 
 import pytest
+from fleet import ROOT, WORKERS, environment, free_port
+from forks import Forked
+from namespaces import missing, two_nodes
 from pictures import make_folder
-from runs import train_several
-from servers import http, s3
+from runs import BASE, losses, train_several
+from servers import Killable, http, s3
 
 from shards.build import build
+from shards.fetcher import DOWNLOADS
 from shards.index import load_index
 from shards.index_tars import index_tars
 from shards.sources import folder
@@ -30,12 +39,47 @@ def local(tmp_path_factory):
     collection = folder.collect(make_folder(place / "in", classes=8, images=4))
     build(collection, "folder", place / "data", max_bytes=20_000)
     shutil.copytree(place / "data", place / "damaged")
-    shutil.copytree(place / "data", place / "restarted")
     path = place / "damaged" / "train-000001.tar"
     data = bytearray(path.read_bytes())
     data[700] ^= 1
     path.write_bytes(data)
     return place / "data"
+
+
+def whole(server):
+    """How often each client asked for each tar. What starts later is the first image, which tells what
+    the shards hold."""
+    return Counter(
+        (client, path.rpartition("/")[2])
+        for client, path, start in server.asked
+        if path.endswith(".tar") and start == 0
+    )
+
+
+@contextmanager
+def killed_once(root, log):
+    """A slow server that is killed (SIGKILL) in the middle of a tar, and started again a second later."""
+    server, ended = Killable(root, log, rate=40_000), threading.Event()
+    server.kills = 0
+
+    def watch():
+        while whole(server).total() < 2:
+            if ended.wait(0.02):
+                return
+        time.sleep(0.1)
+        server.kill()
+        server.kills += 1
+        time.sleep(1)
+        server.start()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield server
+    finally:
+        ended.set()
+        thread.join()
+        server.kill()
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +92,7 @@ def trained(local, tmp_path_factory):
         pytest.MonkeyPatch.context() as patch,
         http(local.parent) as server,
         s3(local) as variables,
+        killed_once(local.parent, place / "asked") as killed,
     ):
         for name, value in variables.items():
             patch.setenv(name, value)
@@ -68,9 +113,9 @@ def trained(local, tmp_path_factory):
             "limit": [
                 f"data.shards={server.url}/data",
                 f"data.cache={place}/limit",
-                f"data.cache_gib={4.5 * biggest / 2**30}",
+                f"data.cache_gib={5.5 * biggest / 2**30}",
             ],
-            "restarted": [f"data.shards={server.url}/restarted", f"data.cache={place}/restarted"],
+            "killed": [f"data.shards={killed.url}/data", f"data.cache={place}/killed"],
             "damaged": [f"data.shards={server.url}/damaged", f"data.cache={place}/damaged"],
             "verified": [f"data.shards={local.parent}/damaged", "data.verify=true"],
             "indexed": [f"data.shards={place}/indexed"],
@@ -80,10 +125,9 @@ def trained(local, tmp_path_factory):
                 "data.cache_gib=0.000001",
             ],
         }
-        server.breaks = ("/restarted/", 4, 1.5)
         settings = {name: [*sets, *SMALL] for name, sets in runs.items()}
         found = train_several(2, place, settings, timeout=600)
-        yield place, found, server
+        yield place, found, server, killed
 
 
 def metrics(place, name):
@@ -91,27 +135,28 @@ def metrics(place, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["http", "http_again", "s3", "range", "limit", "restarted", "indexed"]
+    "name", ["http", "http_again", "s3", "range", "limit", "killed", "indexed"]
 )
 def test_the_same_bytes_from_anywhere(trained, name):
-    place, found, _ = trained
+    place, found, *_ = trained
     assert [code for code, _ in found["local"]] == [0, 0], found["local"]
     assert [code for code, _ in found[name]] == [0, 0], found[name]
     assert metrics(place, name) == metrics(place, "local")
     assert json.loads(metrics(place, name).splitlines()[0])["step"]
 
 
-def test_what_two_processes_asked_the_server_for(trained):
-    place, _, server = trained
-    tars = {path: n for path, n in server.requests.items() if path.startswith("/restarted/")}
-    assert server.outages == 1
+def test_a_killed_server_is_asked_again(trained):
+    """What had come before it was killed does not come again."""
+    place, _, _, killed = trained
+    assert killed.kills == 1
+    again = sum(count - 1 for count in whole(killed).values())
+    assert 1 <= again <= DOWNLOADS
     assert list((place / "http").rglob("*.tar"))
     assert not list((place / "range").rglob("*.tar"))
-    assert sum(n for path, n in tars.items() if path.endswith(".tar")) <= 2 * len(tars)
 
 
 def test_damage_on_the_server_ends_the_run(trained):
-    place, found, server = trained
+    place, found, server, _ = trained
     for code, said in found["damaged"]:
         assert code == 2, said
     assert (
@@ -122,7 +167,7 @@ def test_damage_on_the_server_ends_the_run(trained):
 
 
 def test_damage_is_found_before_training(trained):
-    place, found, _ = trained
+    place, found, *_ = trained
     assert [code for code, _ in found["verified"]] == [2, 2]
     said = "".join(text for _, text in found["verified"])
     assert "damaged/train-000001.tar differs from its checksum in the manifest" in said
@@ -130,6 +175,55 @@ def test_damage_is_found_before_training(trained):
 
 
 def test_a_cache_that_is_too_small(trained):
-    _, found, _ = trained
+    _, found, *_ = trained
     assert [code for code, _ in found["small"]] == [2, 2]
     assert "data.cache_gib allows 1,074 bytes" in found["small"][0][1]
+
+
+def test_two_nodes_fetch_every_shard_once_each(local, trained, tmp_path):
+    """Two network namespaces, each with a cache and two processes of one training: what the server saw."""
+    if reason := missing():
+        if os.environ.get("CI"):
+            pytest.fail(f"CI must run this test: {reason}")
+        pytest.skip(reason)
+    with two_nodes(f"10.77.{os.getpid() % 250 + 1}") as nodes:
+        first, address = nodes[0]
+        launcher = ("ip", "netns", "exec", first)
+        server = Killable(local.parent, tmp_path / "asked", address, launcher=launcher)
+        sets = [*SMALL, f"data.shards={server.url}/data", "run.name=nodes"]
+        port, running = free_port(), []
+        for rank in range(4):
+            name = nodes[rank // 2][0]
+            env = environment(
+                RANK=str(rank),
+                LOCAL_RANK=str(rank % 2),
+                WORLD_SIZE="4",
+                LOCAL_WORLD_SIZE="2",
+                MASTER_ADDR=address,
+                MASTER_PORT=str(port),
+                GLOO_SOCKET_IFNAME="eth0",
+                NAMESPACE=name,
+            )
+            here = [f"run.dir={tmp_path}", f"data.cache={tmp_path}/{name}"]
+            command = [WORKERS / "in_namespace.py", *BASE, *sets, *here]
+            running.append(Forked(command, ROOT, env, tmp_path / "out", tmp_path / f"{rank}.err"))
+        try:
+            codes = [process.wait(200) for process in running]
+        finally:
+            for process in running:
+                process.kill()
+            server.kill()
+    assert codes == [0] * 4, (tmp_path / "0.err").read_text()
+    kept = [
+        (address, f"{path.stem.rpartition('-')[0]}.tar")
+        for name, address in nodes
+        for path in (tmp_path / name).rglob("*.tar")
+    ]
+    assert whole(server) == Counter(kept)
+    assert set(whole(server).values()) == {1}
+    shards = Counter(shard for _, shard in whole(server))
+    assert len(shards) == len(load_index(local).places)
+    assert 2 in shards.values()  # both nodes need it
+    # gradients of four processes are added in another order than those of two
+    expected = pytest.approx(losses(trained[0] / "local"), rel=1e-4)
+    assert losses(tmp_path / "nodes") == expected

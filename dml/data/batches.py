@@ -88,7 +88,7 @@ class Batches:
         dealt = slice(first, -(-positions.stop // self.per_class))
         place = self.images(classes[dealt], times[dealt], purpose)
         place = place[positions.start - first * self.per_class :][: len(positions)]
-        return self.rows[place], self.labels[place]
+        return self.rows.take(place), self.labels.take(place)
 
     def all_labels(self, step: int) -> Rows:
         """The m labels of a step, without its rows."""
@@ -104,12 +104,14 @@ class Batches:
         return self.by_group[cards], times, GROUP_IMAGES
 
     def images(self, classes: Rows, times: Rows, purpose: int) -> Rows:
-        """M images of every class, by how often it was dealt before."""
-        place = np.empty((len(classes), self.per_class), dtype=np.int64)
-        for n in np.unique(times).tolist():
-            these = np.flatnonzero(times == n)
-            place[these] = self.hands(classes[these], n, purpose)
-        return (self.start[classes, None] + place).reshape(-1)
+        """M images of every class, by how often it was dealt before, which never falls within a deal."""
+        cut = int(np.searchsorted(times, times[0], side="right"))
+        place = self.hands(classes[:cut], int(times[0]), purpose)
+        if cut < len(times):
+            later = self.hands(classes[cut:], int(times[-1]), purpose)
+            place = np.concatenate([place, later])
+        place += self.start[classes, None]
+        return place.reshape(-1)
 
     def hands(self, classes: Rows, n: int, purpose: int) -> Rows:
         """The images of classes that were dealt n times before. For all classes at once this takes
@@ -120,7 +122,7 @@ class Batches:
             while len(self.kept) >= 4:  # two for each of the two purposes
                 del self.kept[next(iter(self.kept))]
             self.kept[n, purpose] = self.deal(np.arange(len(self.names)), n, purpose)
-        return self.kept[n, purpose][classes]
+        return self.kept[n, purpose].take(classes, axis=0)
 
     def deal(self, classes: Rows, n: int, purpose: int) -> Rows:
         """A class with fewer than M images repeats all of them, and deals the rest; every copy gets a

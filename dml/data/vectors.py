@@ -118,7 +118,7 @@ class VectorReader(JointReader):
         for row in rows[~self._checked[rows]].tolist():
             self._check(row)
             self._checked[row] = True
-        blocks, to = self._blocks[torch.from_numpy(rows)], torch.from_numpy(out)
+        blocks, to = self._blocks.take(torch.from_numpy(rows)), torch.from_numpy(out)
         if self._rows.dtype == to.dtype:
             torch.index_select(self._rows, 0, blocks, out=to)
         else:
