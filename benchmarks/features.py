@@ -100,7 +100,7 @@ def reading(
     found = []
     for name, against, goal in (
         ("copy", "a copy of the finished batch", COPY_GOAL),
-        ("rows", "a copy of the same vectors from one matrix", ""),
+        ("rows", "a copy of the same vectors from one matrix", COPY_GOAL),
     ):
         ratios = [a / b for a, b in zip(seconds[name], seconds["ours"], strict=True)]
         what = f"batches of {m:,} vectors of {X.shape[1]:,} numbers"

@@ -187,7 +187,7 @@ def _open_http(url: str, start: int, wanted: str | None) -> Iterator[Stream]:
             "GET", url, headers=headers, preload_content=False, redirect=True
         )
     except urllib3.exceptions.HTTPError as error:
-        raise Unreachable(_reason(error)) from None
+        raise _unreachable(url, error) from None
     except ValueError as error:  # an address that is none
         raise ShardError(f"{url} is not an address ({error})") from None
     try:
@@ -219,7 +219,7 @@ def _open_s3(url: str, bucket: str, key: str, wanted: str | None) -> Iterator[St
     except BotoCoreError as error:
         if type(error).__name__ in ("ParamValidationError", "InvalidRegionError"):
             raise ShardError(f"{url} cannot be read: {_reason(error)}") from None
-        raise Unreachable(_reason(error)) from None
+        raise _unreachable(url, error) from None
     try:
         yield _Checked(body, BotoCoreError)
     finally:
@@ -243,6 +243,17 @@ class _Checked:
 def _skip(stream: Stream, start: int) -> None:
     while start and (block := stream.read(min(start, 2**20))):
         start -= len(block)
+
+
+def _unreachable(url: str, error: Exception) -> Exception:
+    """What a failed request means: only a certificate that is not trusted cannot get better."""
+    reason = _reason(error)
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        return ShardError(
+            f"{url} cannot be read ({reason}): check the address; SSL_CERT_FILE names certificates of "
+            "your own"
+        )
+    return Unreachable(reason)
 
 
 def _reason(error: Exception) -> str:

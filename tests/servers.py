@@ -68,10 +68,11 @@ class Quiet(ThreadingHTTPServer):
 class HTTP:
     """A folder on a port. requests: how often each path was asked for. rate: bytes per second and
     connection. cut: breaks the connection after so many bytes of a tar, once. damaged: a path whose
-    byte 700 is flipped. log: a file for what is asked for."""
+    byte 700 is flipped. log: a file for what is asked for. context: of TLS."""
 
-    def __init__(self, root, host="127.0.0.1", port=None, rate=None, log=None):
+    def __init__(self, root, host="127.0.0.1", port=None, rate=None, log=None, context=None):
         self.root, self.host, self.port, self.log = Path(root), host, port or free_port(), log
+        self.context = context
         self.requests, self.asked, self.sent = Counter(), [], 0
         self.ranges, self.rate, self.cut, self.damaged = True, rate, None, None
         self.start()
@@ -89,6 +90,8 @@ class HTTP:
     def start(self):
         self.server = Quiet((self.host, self.port), Files)
         self.server.daemon_threads, self.server.owner = True, self
+        if self.context:
+            self.server.socket = self.context.wrap_socket(self.server.socket, server_side=True)
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
     def stop(self):

@@ -3,9 +3,11 @@
 The oracle is the local folder of the same shards.
 """
 
+import datetime
 import hashlib
 import json
 import multiprocessing
+import ssl
 import subprocess
 import sys
 import threading
@@ -13,6 +15,9 @@ import time
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from fleet import environment
 from pictures import make_folder
 from servers import HTTP, http, s3
@@ -213,6 +218,43 @@ def test_verify_brings_shards_to_a_cache(tmp_path, local, server, capsys):
 def test_bad_addresses(tmp_path, server, address, words):
     with pytest.raises(ShardError, match=words):
         load_index(address.format(url=server.url), Cache(tmp_path))
+
+
+def test_a_certificate_that_is_not_trusted_is_refused_at_once(tmp_path, local, server, monkeypatch):
+    """And one that SSL_CERT_FILE names is trusted."""
+    certificate, key = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    secure = HTTP(local.parent, context=context)
+    address = secure.url.replace("http://127.0.0.1", "https://localhost")
+    with pytest.raises(ShardError, match=r"CERTIFICATE_VERIFY_FAILED.*SSL_CERT_FILE"):
+        load_index(f"{address}/data", Cache(tmp_path))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    shards.remote._pool.cache_clear()
+    assert everything(load_index(f"{address}/data", Cache(tmp_path))) == everything(
+        load_index(local)
+    )
+    shards.remote._pool.cache_clear()
+    secure.stop()
+
+
+def self_signed(folder):
+    """The files of a certificate for localhost and of its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    (folder / "certificate").write_bytes(certificate.public_bytes(pem))
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    (folder / "key").write_bytes(private)
+    return folder / "certificate", folder / "key"
 
 
 def test_without_a_cache(server):
