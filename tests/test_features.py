@@ -293,15 +293,15 @@ def test_vectors_of_a_server_mixed_with_local_ones(shards, tmp_path, how, monkey
         address = f"{server.url}/{shards.name}"
         found = {}
         for name, config in {
-            "local": config_of(f"[{shards}, {other}]"),
-            "mixed": config_of(f"[{address}, {other}]", *cached),
+            "local": config_of(f"[{other}, {shards}]"),
+            "mixed": config_of(f"[{other}, {address}]", *cached),
         }.items():
             splits = read_splits(config)
             batches = train_batches(splits, config, splits.features, 0, 1)
             with closing(Ahead(batches, range(6), splits.datasets[0].index.cache)) as ahead:
                 found[name] = list(loader(batches, range(6)))
                 assert (ahead.fetcher is not None) == (name == "mixed" and how != "range")
-            test = splits.datasets[0].test
+            test = splits.datasets[1].test
             found[name] += list(
                 loader(EvalBatches(test.index, test.rows, test.labels, splits.features, 7), [0, 4])
             )
@@ -382,7 +382,7 @@ def test_images_for_a_head_and_vectors_for_a_network_are_refused(shards, tmp_pat
     with pytest.raises(
         ShardError, match=r"20 numbers .* has vectors of 8 numbers .* must be alike"
     ):
-        read_splits(config_of(f"[{shards}, {other}]"))
+        read_splits(config_of(f"[{other}, {shards}]"))
 
 
 # ---- training, embedding, searching ----------------------------------------------------------------
