@@ -202,7 +202,8 @@ def read_manifest(directory: str | Path, cache: Cache | None = None) -> dict[str
 def _need(cache: Cache | None, place: str | Path) -> Cache:
     if cache is None:
         raise ShardError(
-            f"the shards of {place} are on a server: set data.cache (verify: --cache) to a folder of this machine"
+            f"the shards of {place} are on a server: name a folder of this machine to keep them in "
+            "(data.cache in a config, --cache of verify)"
         )
     return cache
 

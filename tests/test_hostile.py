@@ -225,7 +225,7 @@ VALUES = [
         "pretrained",
     ),
     *("nan", "inf", "1e5", "auto", "step", "cosine", "nca", "folder", "histogram", "/dev/null"),
-    *("frozen", "adam", "fp32", "in", 512, [1, 2, 4, 8, 16]),
+    *("frozen", "adam", "fp32", "cache", "linear", "in", 512, [1, 2, 4, 8, 16]),
 ]
 LOSS_KEYS = sorted({f"loss.{key}" for each in LOSS_PARAMETERS.values() for key in each})
 LOSSES = {  # a loss with the parameter, where the default has none

@@ -198,7 +198,7 @@ def test_verify_brings_shards_to_a_cache(tmp_path, local, server, capsys):
     given = [f"{server.url}/data", "--cache", str(tmp_path / "a"), "--deep", "--workers", "1"]
     assert verify(given) == 0
     assert verify(given[:1]) == 1
-    assert "set data.cache (verify: --cache)" in capsys.readouterr().out
+    assert "(data.cache in a config, --cache of verify)" in capsys.readouterr().out
     server.damaged = "/data/train-000000.tar"
     assert verify([given[0], "--cache", str(tmp_path / "b")]) == 1
     found = capsys.readouterr().out.splitlines()
@@ -258,7 +258,7 @@ def self_signed(folder):
 
 
 def test_without_a_cache(server):
-    with pytest.raises(ShardError, match=r"set data\.cache .* to a folder of this machine"):
+    with pytest.raises(ShardError, match=r"to keep them in \(data\.cache in a config"):
         load_index(f"{server.url}/data")
 
 
