@@ -136,7 +136,7 @@ def arguments() -> argparse.Namespace:
     parse.add_argument("--size", type=int, default=32, help="pixels (default: %(default)s)")
     parse.add_argument("--images", type=int, default=3200, help="default: %(default)s")
     parse.add_argument("--rate", type=int, default=1000, help="Mbit/s (default: %(default)s)")
-    parse.add_argument("--megabytes", type=int, default=256, help="default: %(default)s")
+    parse.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
     parse.add_argument("--repeats", type=int, default=7, help="default: %(default)s")
     return parse.parse_args()
 
