@@ -33,6 +33,7 @@ PARTS = {
     "two_hosts": [],
     "caching": [],
     "recall": ["--repeats", "2"],  # minutes per repetition
+    "search_index": [],
     "loader": [str(ROOT / "shards" / "bundled" / "icons-mini"), "--size", "32"],
     "remote": [str(ROOT / "shards" / "bundled" / "icons-mini")],
     "features": [],

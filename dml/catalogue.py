@@ -191,3 +191,11 @@ DATASETS: Mapping[str, Dataset] = {
 }
 
 BACKBONES = ("bn_inception", "resnet50", "resnet50_v1", "efficientnet_lite0", "convnet")
+
+# of accelerate; TensorBoard is written anyway
+TRACKERS = ("wandb", "mlflow", "comet_ml", "aim", "clearml", "dvclive", "swanlab", "trackio")
+
+
+def tracker_names(text: str) -> list[str]:
+    """The names in run.trackers, which has commas between them."""
+    return [name.strip() for name in text.split(",")]

@@ -10,6 +10,7 @@ image is in is its class), or a folder of shards. DIR is written whole or not at
     embeddings.npy      n x d float32, unit length: similarities are dot products
     index.jsonl         a line per embedding, in the same order: {"image": "mug/1.jpg", "class": "mug"}
     info.json           which model, which images, how many
+    embeddings.parquet  with --parquet: columns image, class, embedding (duckdb, pandas, embedding-atlas)
 
 An image is embedded as in evaluation: its centre crop, at the size that the model was trained for. The
 result does not depend on --workers. With --features the rows are what the backbone computes, before the
@@ -23,11 +24,12 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dml.config.keys import BACKBONE
-from dml.errors import MISTAKES, Mistake, NotFiniteError, memory_sentence
+from dml.errors import MISTAKES, EmbeddedError, Mistake, NotFiniteError, memory_sentence
 from shards.cores import available_cores
 from shards.item import ShardError
 from shards.output import STOPPED, program_name, run_program
@@ -79,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="leave out images that cannot be read, and name them; without this flag the first one is an error",
     )
+    parser.add_argument("--parquet", action="store_true", help="write embeddings.parquet as well")
     parser.add_argument(
         "--overwrite", action="store_true", help="replace DIR if this program wrote it"
     )
@@ -117,8 +120,9 @@ def embed_images(args: argparse.Namespace) -> str:
     from tqdm import tqdm
 
     from dml.data.sources import Rows, find_images
-    from dml.inference.embedded import Embedded, Info, refuse_occupied, write
+    from dml.inference.embedded import Embedded, Info, is_only_ours, write
     from dml.inference.trained import embed
+    from dml.inference.whole_folder import refuse_occupied
 
     def unreadable(path: Path, reason: str) -> None:
         sentence = f"{path} cannot be read as an image ({reason})"
@@ -128,7 +132,9 @@ def embed_images(args: argparse.Namespace) -> str:
             )
         tqdm.write(f"left out: {sentence}", file=sys.stderr)
 
-    refuse_occupied(args.out, args.overwrite)
+    if args.parquet and find_spec("pyarrow") is None:
+        raise EmbeddedError("--parquet needs pyarrow: pip install 'dml[parquet]'")
+    refuse_occupied(args.out, is_only_ours, "embeddings", "dml embed", args.overwrite)
     model, run, sha256 = find_model(args)
     source, entries = find_images(args.images, args.split)
     workers = min(8, available_cores()) if args.workers is None else args.workers
@@ -158,7 +164,7 @@ def embed_images(args: argparse.Namespace) -> str:
         unreadable=len(entries) - len(kept),
         features=args.features,
     )
-    write(args.out, Embedded(X[readable], kept, info))
+    write(args.out, Embedded(X[readable], kept, info), args.parquet)
     classes = len({entry.class_name for entry in kept} - {None})
     of_classes = f" of {classes:,} classes" if classes else ""
     rate = f"{seconds:.1f} s, {len(entries) / seconds:,.0f} images/s"

@@ -4,13 +4,15 @@
     python dml/search.py runs/icons_mini embedded/photos mug.jpg --picture mug.png
 
 Similarity is the dot product of embeddings: 1 for the same image, less for images that are less alike.
-The search is exact: every image is compared, by faiss if it is installed, else by torch. If RUN was
-trained on features, QUERY is a .npy file with a vector or a matrix, or a folder of shards of features.
+The search is exact: every image is compared, by faiss if it is installed, else by torch. In a set with an
+index (dml index) the index is searched, and what it finds is compared exactly. If RUN was trained on
+features, QUERY is a .npy file with a vector or a matrix, or a folder of shards of features.
 
 A query that is itself in the set (the same path) is not among its own neighbours. The picture has a row
-per query: the query, then its neighbours, framed green if they have the query's class, red if they have
-another, grey if a class is unknown. A query's class is the sub-folder of QUERY that it is in, or the
-class that it has in the set. Exit codes: 0 done, 2 a mistake in what was asked for.
+per query: the query, then its neighbours with class and similarity, framed green if they have the query's
+class, red if they have another, grey if a class is unknown. A query's class is the class that it has in the
+set, or the sub-folder of QUERY that it is in; for a single image, the folder that it is in if the set has a
+class of that name. Exit codes: 0 done, 2 a mistake in what was asked for.
 """
 
 from __future__ import annotations
@@ -31,19 +33,12 @@ from shards.item import ShardError
 from shards.output import STOPPED, discard_output, escape_unprintable, program_name, run_program
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from PIL import Image
 
     from dml.data.sources import Entry, Source
-    from dml.inference.trained import Vectors
-
-    # similarities and rows of the set, q x k, nearest first
-    Nearest = tuple[Vectors, NDArray[np.int64]]
 
 DONE, MISTAKE = 0, 2
 ROWS = 50  # of a picture
-CHUNK = 256  # queries per product: 1 GB of similarities in a set of a million
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--k", type=int, default=5, metavar="K", help="neighbours per query (5)")
     parser.add_argument(
         "--picture", type=Path, metavar="PNG", help=f"draw them, up to {ROWS} queries"
+    )
+    parser.add_argument(
+        "--exact", action="store_true", help="compare every image even if EMBEDDED has an index"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per query")
     args = parser.parse_args(argv)
@@ -102,6 +100,8 @@ def search(args: argparse.Namespace) -> None:
     # after parsing: --help needs no torch
     from dml.data.vectors import Features
     from dml.inference.embedded import read, source_of
+    from dml.inference.index_file import nearest_by_index, read_index
+    from dml.inference.neighbours import nearest
     from dml.inference.trained import embed, load_trained, model_sha256
 
     embedded = read(args.embedded)
@@ -123,16 +123,25 @@ def search(args: argparse.Namespace) -> None:
     source, queries = find_queries(args.query, isinstance(model.spec, Features))
     Q, _ = embed(model, source, [q.image for q in queries], unreadable=refuse_query)
     # one more than asked for, since a query may find itself
-    similarities, places = nearest(Q, embedded.X, args.k + 1)
+    index = None if args.exact else read_index(args.embedded, embedded.X)
+    similarities, places = (
+        nearest(Q, embedded.X, args.k + 1)
+        if index is None
+        else nearest_by_index(index, Q, embedded.X, args.k + 1)
+    )
     root, place_of = (
         Path(embedded.info.source),
         {e.image: i for i, e in enumerate(embedded.entries)},
     )
+    single, known = not args.query.is_dir(), {e.class_name for e in embedded.entries}
     answers = []
     for query, S, order in zip(queries, similarities.tolist(), places.tolist(), strict=True):
         own = itself(source.root / query.image, root, place_of)
         class_name = query.class_name if own is None else embedded.entries[own].class_name
-        found = [(s, embedded.entries[i]) for s, i in zip(S, order, strict=True) if i != own]
+        class_name = class_name if class_name in known or not single else None
+        found = [
+            (s, embedded.entries[i]) for s, i in zip(S, order, strict=True) if i not in (own, -1)
+        ]
         path = (args.query if args.query.is_dir() else args.query.parent) / query.image
         answers.append(Answer(path, class_name, found[: args.k]))
     if pictures:
@@ -151,11 +160,11 @@ def find_queries(path: Path, features: bool) -> tuple[Source, list[Entry]]:
         return in_folder(path)
     if not path.exists():
         raise ShardError(f"{path} is not there: give an image, or a folder of images")
-    return Files(path.absolute().parent), [Entry(path.name, None)]
+    folder = path.absolute().parent
+    return Files(folder), [Entry(path.name, folder.name)]
 
 
 def refuse_query(path: Path, reason: str) -> None:
-
     raise ShardError(f"{path} cannot be read as an image ({reason}): give another query")
 
 
@@ -168,34 +177,6 @@ def itself(query: Path, root: Path, place_of: Mapping[str, int]) -> int | None:
         if path.is_relative_to(base) and path.relative_to(base).as_posix() in place_of:
             return place_of[path.relative_to(base).as_posix()]
     return None
-
-
-def nearest(queries: Vectors, gallery: Vectors, k: int) -> Nearest:
-    """The k rows of the gallery with the largest dot products, or all if it has fewer."""
-    k = min(k, len(gallery))
-    try:
-        import faiss
-    except ImportError:
-        return nearest_by_torch(queries, gallery, k)
-    index = faiss.IndexFlatIP(gallery.shape[1])
-    index.add(gallery)
-    similarities, places = index.search(queries, k)
-    return similarities, places
-
-
-def nearest_by_torch(queries: Vectors, gallery: Vectors, k: int) -> Nearest:
-    import torch
-
-    from dml.distributed.precision import full_precision
-
-    G = torch.from_numpy(gallery)
-    with full_precision(G.device):
-        tops = [
-            (torch.from_numpy(queries[i : i + CHUNK]) @ G.T).topk(k)
-            for i in range(0, len(queries), CHUNK)
-        ]
-    S, places = (torch.cat(parts).numpy() for parts in zip(*tops, strict=True))
-    return S, places
 
 
 def as_json(answer: Answer) -> str:
@@ -224,18 +205,27 @@ def draw(answers: Sequence[Answer], pictures: Source, path: Path) -> None:
     for answer in answers[:ROWS]:
         query = answer.path.absolute()
         found = [
-            Found(shown(pictures, entry.image), same(answer.class_name, entry.class_name))
-            for _, entry in answer.found
+            Found(
+                shown(pictures, entry.image),
+                same(answer.class_name, entry.class_name),
+                (caption(entry.class_name, entry.image), f"{similarity:.3f}"),
+            )
+            for similarity, entry in answer.found
         ]
         rows.append((shown(Files(query.parent), query.name), found))
+    captions = [(caption(a.class_name, a.path.name), "query") for a in answers[:ROWS]]
     png = io.BytesIO()
-    retrieval_picture(rows).save(png, "PNG")
+    retrieval_picture(rows, captions).save(png, "PNG")
     try:
         write_whole(path, png.getvalue())
     except OSError as error:
         raise EmbeddedError(f"--picture {path} cannot be written: {error.strerror}") from None
     if len(answers) > ROWS:
         print(f"{path}: the first {ROWS} of {len(answers):,} queries", file=sys.stderr)
+
+
+def caption(class_name: str | None, image: str) -> str:
+    return Path(image).name if class_name is None else class_name
 
 
 def same(a: str | None, b: str | None) -> bool | None:

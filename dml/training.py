@@ -123,7 +123,7 @@ class Run:
         with team.together():
             self.ahead = Ahead(self.own, self.order, cache_of(config.data))
             self.ahead.refuse_small_cache()
-            self.journal = journal = Journal.open(team, folder, progress)
+            self.journal = journal = Journal.open(team, folder, progress, config)
             if team.first:
                 write_settings(folder, config, self.plan)
             warnings = suspicious(splits, config) if team.first else []

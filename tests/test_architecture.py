@@ -41,6 +41,8 @@ ROOMS = [
     "dml.train",
     "dml.embed",
     "dml.search",
+    "dml.look",
+    "dml.export",
     "launch",
     "dml.gpu_check",
     # the command that starts them all
@@ -90,6 +92,9 @@ TORCH_FREE = [
         "dml.train",
         "dml.embed",
         "dml.search",
+        "dml.inference.make_index",
+        "dml.look.program",
+        "dml.export.program",
         "dml.config",
         "dml.plan",
         "dml.cost",

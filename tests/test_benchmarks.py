@@ -30,6 +30,7 @@ SMALL = {
     "recall": "--n 2000 --d 16 --repeats 1",
     "remote": "shards/bundled/icons-mini --images 160 --megabytes 1 --repeats 1",
     "scale": "--m 1024 --d 16 --repeats 1",
+    "search_index": "--n 10000 --d 8 --queries 20 --repeats 1",
     "startup": "--repeats 1",
     "training_step": "--classes 4 --steps 30",
     "whole_step": "--batch 8 --size 32 --repeats 1",
@@ -131,6 +132,15 @@ ROWS = {
             ("memory", MEMORY, "the plan", "<= 1.15"),
         ]
         if what != "sent" or W > 1
+    ],
+    "search_index": [
+        row
+        for kind, least in [("flat", ">= 1"), ("hnsw", ">= 0.95"), ("ivfpq", ">= 0.9")]
+        for row in [
+            (rf"20 queries by {kind}, 10,000 x 8, made in {TIME}", TIME, "exact", ""),
+            (f"recall@10 of {kind}, 10,000", r"\S+%", "exact", least),
+            (f"size of {kind}, 10,000", r"\S+", "the vectors", ""),
+        ]
     ],
     "startup": [
         ("python dml/train.py --help", TIME, "1 s", "< 1"),

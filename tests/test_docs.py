@@ -54,6 +54,9 @@ DML = {
     "plan": "dml.plan",
     "embed": "dml/embed.py",
     "search": "dml/search.py",
+    "index": "dml.inference.make_index",
+    "look": "dml.look.program",
+    "export": "dml.export.program",
     "shards build": "shards/build.py",
     "shards index-tars": "shards/index_tars.py",
     "shards sheet": "shards/sheet.py",
@@ -204,6 +207,17 @@ def photos(command, here, tiny_run):
             put(path, encode(1))
 
 
+def looked_at(command, here, tiny_run):
+    """A finished run, another one beside it, and the shards that their config names."""
+    for folder in (command.words[2], *command.option("--beside")):
+        if not (here / folder).exists():
+            shutil.copytree(tiny_run(), here / folder)
+
+
+def a_photo(command, here, tiny_run):
+    put(here / "photo.jpg", encode(1))
+
+
 def runs(command, here, tiny_run):
     """Finished runs, to report on."""
     folder = here / command.plain()[0]
@@ -221,6 +235,9 @@ STAND_INS = {
     "dml/train.py": shards,
     "dml/embed.py": photos,
     "dml/search.py": photos,
+    "dml.look.program": looked_at,
+    "dml.export.program": looked_at,
+    "use_onnx.py": a_photo,
     "launch/report.py": runs,
 }
 
@@ -267,7 +284,14 @@ def of_published_size(command, here):
     return shlex.join([*command.words, *["--set", PUBLISHED] * (not real)])
 
 
+def other_images(command, here):
+    """The shards of the tiny run are gone: the bundled ones. A server would not end."""
+    words = shlex.join(word for word in command.words if word != "--serve")
+    return f"{words} --images shards/bundled/icons-mini"
+
+
 SMALLER = {
+    "dml.look.program": other_images,
     "dml demo": small_demo,
     "dml/train.py": small_training,
     "dml.plan": of_published_size,

@@ -3,13 +3,15 @@
 import errno
 import json
 import os
+import re
 
 import numpy as np
 import pytest
 import torch
+from fleet import ROOT
 from PIL import Image
 
-from dml.errors import RunError
+from dml.errors import ConfigError, RunError
 from dml.gpw.monitor import Histogram, PairReport
 from dml.run_folder.clock import Clock
 from dml.run_folder.events import End, Evaluation, Pairs, Training
@@ -204,3 +206,93 @@ def test_the_clock_gives_seconds_per_step_and_starts_again():
         pass
     clock.steps += 1
     assert clock.timing(30, bytes_sent=130)["bytes_sent"] == 30
+
+
+# ---- trackers -------------------------------------------------------------------------------------
+
+
+def config_with(trackers):
+    from dml.config import load
+
+    sets = ["data.dataset=icons", "data.shards=x", f"run.trackers={trackers}"]
+    return load(ROOT / "configs" / "icons_mini.yaml", sets)
+
+
+@pytest.fixture
+def trackers(monkeypatch):
+    """Two trackers, registered with accelerate as wandb and aim: their services are not here."""
+    from accelerate import tracking
+
+    made = {}
+
+    def kind(title, fails):
+        class Recording(tracking.GeneralTracker):
+            name, requires_logging_directory, tracker = title, False, None
+
+            def __init__(self, project, **options):
+                super().__init__()
+                self.calls = [("made", project, options)]
+                made[title] = self.calls
+
+            def start(self):
+                self.calls.append(("start",))
+
+            def store_init_configuration(self, values):
+                self.calls.append(("settings", values))
+
+            def log(self, values, step=None, **options):
+                if fails:
+                    raise ConnectionError("no network")
+                self.calls.append((step, values))
+
+            def finish(self):
+                self.calls.append(("finish",))
+
+        return Recording
+
+    for title, fails in (("wandb", False), ("aim", True)):
+        monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, title, kind(title, fails))
+    monkeypatch.setattr(tracking, "_available_trackers", ["tensorboard", "wandb", "aim"])
+    return made
+
+
+def test_trackers_get_the_scalars_of_tensorboard(tmp_path, trackers):
+    team = Alone()
+    journal = Journal.open(team, tmp_path, Progress(), config_with("wandb, aim"))
+    journal.log(Training(10, {**METRIC, "loss": None}, TIME))
+    journal.log(Evaluation(10, "test", {"recall@1": 0.25}, RED))
+    journal.close()
+    made, start, (_, settings), training, evaluation, finish = trackers["wandb"]
+    assert made == ("made", "dml", {"name": tmp_path.name, "dir": str(tmp_path)})
+    assert (start, finish) == (("start",), ("finish",))
+    assert settings["loss.beta"] == 50
+    assert "data.shards" not in settings
+    names = set(NAMES.values()) - {"main/loss"}
+    assert (training[0], set(training[1])) == (10, names)
+    assert evaluation == (10, {"main/test_recall_at_1": 0.25})
+    for name in (*training[1], *evaluation[1]):
+        assert re.fullmatch(r"[/\w.\- :]+", name), f"mlflow refuses {name}"
+    # the other has no network: one warning, and the run goes on
+    assert trackers["aim"][-1][0] == "settings"
+    assert [line for line in team.said if "warning: aim gets nothing more" in line] == team.said
+    assert len(lines(tmp_path / "metrics.jsonl")) == 2
+
+
+def test_a_tracker_that_is_not_installed_is_refused(tmp_path, monkeypatch):
+    from accelerate import tracking
+
+    monkeypatch.setattr(tracking, "_available_trackers", ["tensorboard"])
+    with pytest.raises(RunError, match=r"run.trackers names swanlab, which cannot be imported"):
+        Journal.open(Alone(), tmp_path, Progress(), config_with("swanlab"))
+
+
+@pytest.mark.parametrize("wrong", ["nobody", "wandb wandb", "'wandb,wandb'", "''"])
+def test_a_tracker_has_a_known_name(wrong):
+    with pytest.raises(ConfigError, match=r"run\.trackers"):
+        config_with(wrong)
+
+
+def test_no_tracker_is_the_default(tmp_path, trackers):
+    assert config_with("null").run.trackers is None
+    Journal.open(Alone(), tmp_path, Progress(), config_with("null")).close()
+    assert trackers == {}

@@ -34,8 +34,8 @@ from dml.distributed.signals import Interrupt
 from dml.distributed.team import Team
 from dml.errors import EmbeddedError, RunError
 from dml.evaluate import Evaluator
-from dml.inference import embedded, trained
-from dml.inference.picture import CELL, FRAME, GAP, PLAIN, RIGHT, WRONG
+from dml.inference import embedded, neighbours, trained, whole_folder
+from dml.inference.picture import CELL, FRAME, GAP, LINE, PLAIN, RIGHT, WRONG, retrieval_picture
 from dml.inference.trained import load_trained
 from dml.models import make_model
 from dml.plan import plan
@@ -368,6 +368,25 @@ def test_only_its_own_folder_is_overwritten(run, photos, tmp_path, capsys):
     assert sorted(os.listdir(tmp_path)) == ["other", "out"]
 
 
+def test_parquet_holds_the_same(run, photos, tmp_path, capsys, monkeypatch):
+    """Oracle: pyarrow's reader."""
+    from pyarrow import parquet
+
+    out = tmp_path / "out"
+    assert main(embed, run, photos, "--out", out, "--parquet") == 0
+    table = parquet.read_table(out / "embeddings.parquet")
+    assert table.column_names == ["image", "class", "embedding"]
+    assert table["image"].to_pylist() == [line["image"] for line in lines(out)]
+    assert table["class"].to_pylist() == [line["class"] for line in lines(out)]
+    assert np.array_equal(np.array(table["embedding"].to_pylist(), np.float32), vectors(out))
+    assert main(embed, run, photos, "--out", out, "--overwrite") == 0
+    assert sorted(os.listdir(out)) == ["embeddings.npy", "index.jsonl", "info.json"]
+    monkeypatch.setattr(embed, "find_spec", lambda name: None)
+    sentence = refused(capsys, embed, run, photos, "--out", tmp_path / "b", "--parquet")
+    assert "pip install 'dml[parquet]'" in sentence
+    assert os.listdir(tmp_path) == ["out"]
+
+
 def failing(monkeypatch, owner, name, error, after=0):
     """One call of a function raises, after so many that work; so do those that follow."""
     true, calls = getattr(owner, name), []
@@ -383,8 +402,8 @@ def failing(monkeypatch, owner, name, error, after=0):
 
 STAGES = [
     (trained.Embedder, "forward", 2),
-    (embedded, "write_synced", 1),
-    (embedded, "sync_folder", 0),
+    (whole_folder, "write_synced", 1),
+    (whole_folder, "sync_folder", 0),
 ]
 
 
@@ -474,11 +493,11 @@ def naive(queries, gallery, k):
 def test_nearest_equals_the_loop(monkeypatch, library, q, n, k):
     if library == "torch":
         monkeypatch.setitem(sys.modules, "faiss", None)  # as if it were not installed
-        monkeypatch.setattr(search, "CHUNK", 4)
+        monkeypatch.setattr(neighbours, "CHUNK", 4)
     else:
-        failing(monkeypatch, search, "nearest_by_torch", AssertionError("faiss is installed"))
+        failing(monkeypatch, neighbours, "nearest_by_torch", AssertionError("faiss is installed"))
     queries, gallery = unit(q, 24, 1), unit(n, 24, 2)
-    S, places = search.nearest(queries, gallery, k)
+    S, places = neighbours.nearest(queries, gallery, k)
     S_naive, places_naive = naive(queries, gallery, k)
     assert S.dtype == np.float32
     np.testing.assert_allclose(S, S_naive, atol=1e-6)
@@ -489,7 +508,7 @@ def test_nearest_equals_the_loop(monkeypatch, library, q, n, k):
 def test_nearest_gives_all_there_are(monkeypatch, library):
     if library == "torch":
         monkeypatch.setitem(sys.modules, "faiss", None)
-    S, places = search.nearest(unit(3, 8, 0), unit(4, 8, 1), 100)
+    S, places = neighbours.nearest(unit(3, 8, 0), unit(4, 8, 1), 100)
     assert S.shape == places.shape == (3, 4)
     assert all(set(row) == {0, 1, 2, 3} for row in places.tolist())
 
@@ -497,8 +516,8 @@ def test_nearest_gives_all_there_are(monkeypatch, library):
 def test_ties_differ_in_order_only():
     """Every vector four times: the libraries may order copies as they like."""
     queries, gallery = unit(5, 8, 0), np.tile(unit(10, 8, 1), (4, 1))
-    S, places = search.nearest(queries, gallery, 8)
-    S_torch, places_torch = search.nearest_by_torch(queries, gallery, 8)
+    S, places = neighbours.nearest(queries, gallery, 8)
+    S_torch, places_torch = neighbours.nearest_by_torch(queries, gallery, 8)
     np.testing.assert_allclose(S, S_torch, atol=1e-6)
     assert np.array_equal(np.sort(places % 10), np.sort(places_torch % 10))
 
@@ -575,10 +594,11 @@ def test_torch_finds_what_faiss_finds(run, photos, photo_set, capsys, monkeypatc
 def frames(picture, rows, columns):
     """The colours of the frames."""
     pitch = CELL + 2 * FRAME + GAP
-    assert picture.size == (2 * GAP + (columns + 1) * pitch, GAP + rows * pitch)
+    down = pitch + 2 * LINE
+    assert picture.size == (2 * GAP + (columns + 1) * pitch, GAP + rows * down)
     return [
         [
-            picture.getpixel((2 * GAP + j * pitch + 1, GAP + i * pitch + 1))
+            picture.getpixel((2 * GAP + j * pitch + 1, GAP + i * down + 1))
             for j in range(1, columns + 1)
         ]
         for i in range(rows)
@@ -616,6 +636,43 @@ def test_the_picture_shows_the_images(run, icon_set, tmp_path, capsys):
     assert answer["found"][0]["similarity"] == pytest.approx(1, abs=1e-5)
     assert np.array_equal(*cells)
     assert cells[0].std() > 0
+
+
+def test_a_single_query_has_the_class_of_its_folder(run, photos, photo_set, tmp_path, capsys):
+    """Outside of the set, in a folder that is called as one of its classes."""
+    data, out = (photos / "mug" / "1.png").read_bytes(), tmp_path / "found.png"
+    put(tmp_path / "mug" / "new.png", data)
+    put(tmp_path / "other" / "new.png", data)
+    query = tmp_path / "mug" / "new.png"
+    (answer,) = answers(capsys, run, photo_set, query, "--k", 12, "--picture", out)
+    assert answer["class"] == "mug"
+    with Image.open(out) as picture:
+        (row,) = frames(picture, 1, 12)
+    colours = {None: PLAIN, "mug": RIGHT}
+    assert row == [colours.get(one["class"], WRONG) for one in answer["found"]]
+    assert {RIGHT, WRONG} <= set(row)
+    (answer,) = answers(capsys, run, photo_set, tmp_path / "other" / "new.png")
+    assert answer["class"] is None
+
+
+def test_the_picture_carries_names_and_similarities(run, photos, photo_set, tmp_path, capsys):
+    """Below every image there is text; another name is another text, a long one is cut."""
+    below = {}
+    for name in ("mug", "mug" * 20):
+        put(tmp_path / name / "q.png", (photos / "mug" / "1.png").read_bytes())
+        out = tmp_path / f"{name}.png"
+        answers(capsys, run, photo_set, tmp_path / name, "--k", 2, "--picture", out)
+        with Image.open(out) as picture:
+            top = GAP + CELL + 2 * FRAME
+            below[name] = np.asarray(
+                picture.convert("L").crop((0, top, picture.width, top + 2 * LINE))
+            )
+    for text in below.values():
+        columns = np.array_split(text, 3, axis=1)
+        assert all((part < 128).sum() > 20 for part in columns)
+    assert (
+        retrieval_picture([(Image.new("RGB", (9, 9)), [])]).height == GAP + CELL + 2 * FRAME + GAP
+    )
 
 
 def test_a_long_picture_is_cut_and_says_so(run, photos, photo_set, tmp_path, capsys, monkeypatch):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_type_hints
 
-from dml.catalogue import DATASETS, Parameter
+from dml.catalogue import DATASETS, TRACKERS, Parameter, tracker_names
 from dml.config.keys import BACKBONE, SIZES, WEIGHTS, key
 from dml.rules import (
     FOLDER_NAME,
@@ -28,6 +28,13 @@ from dml.rules import (
 
 MOST_PIXELS = 10_000
 MOST_WORKERS = 8  # where data.workers is null
+TRACKER_NAMES = Rule(
+    f"names of {', '.join(TRACKERS)}, each once, with commas between them",
+    lambda text: (
+        set(tracker_names(text)) <= set(TRACKERS)
+        and len(set(tracker_names(text))) == len(tracker_names(text))
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +45,12 @@ class Run:
     dir: str = key("the folder that holds the runs", default="runs", rule=PATH, execution=True)
     seed: int = key("seed of the random weights, the batches and the crops", default=0, rule=SEED)
     log_steps: int = key("steps between two lines of metrics.jsonl", default=10, rule=STEPS)
+    trackers: str | None = key(
+        "loggers beside TensorBoard, through accelerate, as in `wandb` or `wandb, mlflow`; null: none",
+        default=None,
+        rule=TRACKER_NAMES,
+        execution=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

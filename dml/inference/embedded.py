@@ -5,15 +5,15 @@ DIR/
     index.jsonl         a line per embedding: {"image": "mug/1.jpg", "class": "mug"}; features of shards
                         also have "split" and "super_class"
     info.json           which model, which images, how many
+    embeddings.parquet  the first two in one table, if asked for
+    index.faiss         a faster search, if dml index made it, and index.faiss.json about it
 """
 
 from __future__ import annotations
 
 import io
 import json
-import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,16 @@ from numpy.typing import NDArray
 
 from dml.data.sources import Entry, Files, Rows, Source
 from dml.errors import EmbeddedError
-from dml.run_folder.files import sync_folder, write_synced
+from dml.inference.whole_folder import replace_folder
 from shards.files import check_size, read_bounded, regular
 from shards.index import ImageReader, load_index, load_npy
 from shards.item import ShardError
 
 FORMAT, VERSION = "dml-embeddings", 1
 VECTORS, INDEX, INFO = "embeddings.npy", "index.jsonl", "info.json"
+PARQUET = "embeddings.parquet"
+FAISS, FAISS_INFO = "index.faiss", "index.faiss.json"  # dml index adds them
+WRITTEN = {VECTORS, INDEX, INFO, PARQUET, FAISS, FAISS_INFO}
 LARGEST_INFO = 2**20  # bytes
 
 
@@ -69,24 +72,27 @@ def as_npy(X: NDArray[np.float32]) -> bytes:
     return file.getvalue()
 
 
-def refuse_occupied(folder: Path, overwrite: bool) -> None:
-    """EmbeddedError if `write` would fail, or would destroy something else; called before the work."""
-    if folder.exists() and not folder.is_dir():
-        raise EmbeddedError(f"{folder} is a file: give another --out")
-    held = set(os.listdir(folder)) if folder.exists() else set()
-    if held and not (held <= {VECTORS, INDEX, INFO} and is_ours(folder)):
-        raise EmbeddedError(
-            f"{folder} is not empty, and not what dml embed wrote: give another --out"
-        )
-    if held and not overwrite:
-        raise EmbeddedError(
-            f"{folder} holds embeddings already: --overwrite replaces them, or give another --out"
-        )
-    above = next(path for path in folder.absolute().parents if path.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise EmbeddedError(
-            f"{folder} cannot be made: {above} cannot be written; give another --out"
-        )
+def as_parquet(embedded: Embedded) -> bytes:
+    """Columns image, class and embedding, a list of d float32 per row."""
+    import pyarrow
+    from pyarrow import parquet
+
+    flat = pyarrow.array(np.ascontiguousarray(embedded.X).ravel())
+    table = pyarrow.table(
+        {
+            "image": pyarrow.array([e.image for e in embedded.entries], pyarrow.string()),
+            "class": pyarrow.array([e.class_name for e in embedded.entries], pyarrow.string()),
+            "embedding": pyarrow.FixedSizeListArray.from_arrays(flat, embedded.X.shape[1]),
+        }
+    )
+    file = io.BytesIO()
+    parquet.write_table(table, file)
+    return file.getvalue()
+
+
+def is_only_ours(folder: Path) -> bool:
+    """Whether `write` made everything in a folder, so that it may be replaced."""
+    return is_ours(folder) and {path.name for path in folder.iterdir()} <= WRITTEN
 
 
 def is_ours(folder: Path) -> bool:
@@ -96,36 +102,20 @@ def is_ours(folder: Path) -> bool:
         return False
 
 
-def write(folder: Path, embedded: Embedded) -> None:
-    """Write aside, then rename. What is there is replaced: see refuse_occupied."""
-    folder = folder.resolve()
-    aside, before = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "before"))
+def write(folder: Path, embedded: Embedded, parquet: bool = False) -> None:
+    """Write the folder whole, or leave what is there."""
     head = {"format": FORMAT, "version": VERSION, **asdict(embedded.info)}
     if not embedded.info.features:
         del head["features"]
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        write_synced(aside / VECTORS, as_npy(embedded.X))
-        write_synced(aside / INDEX, as_lines(embedded.entries, embedded.info.features))
-        write_synced(aside / INFO, json.dumps(head, indent=1).encode() + b"\n")
-        sync_folder(aside)
-        if folder.exists():
-            shutil.rmtree(before, ignore_errors=True)
-            folder.rename(before)
-        aside.rename(folder)
-        sync_folder(folder.parent)
-    except OSError as error:
-        raise EmbeddedError(
-            f"the embeddings {folder} cannot be written: {error.strerror}; make room, or give "
-            "another --out"
-        ) from None
-    finally:
-        if before.exists() and not folder.exists():
-            before.rename(folder)
-        for rest in (aside, before):
-            shutil.rmtree(rest, ignore_errors=True)
+
+    def files() -> Iterator[tuple[str, bytes]]:
+        yield VECTORS, as_npy(embedded.X)
+        yield INDEX, as_lines(embedded.entries, embedded.info.features)
+        if parquet:
+            yield PARQUET, as_parquet(embedded)
+        yield INFO, json.dumps(head, indent=1).encode() + b"\n"
+
+    replace_folder(folder, files())
 
 
 def read(folder: Path) -> Embedded:

@@ -10,6 +10,7 @@
 - `events` (Training, Pairs, Evaluation, End): what a run has to tell its loggers
 - `journal` (Journal, Logger, JsonLines): who is told: metrics.jsonl, timing.jsonl, TensorBoard
 - `tensorboard_log` (TensorBoard): TensorBoard's event files
+- `trackers` (Trackers): wandb, mlflow and others, through accelerate
 - `reporter` (Reporter): what is reported every run.log_steps, with the progress bar
 - `result` (result_of, write_result, summary): the trained model, a picture, the scores
 """

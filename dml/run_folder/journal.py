@@ -1,4 +1,4 @@
-"""What a run logs, and to whom: two files of JSON lines, and TensorBoard.
+"""What a run logs, and to whom: two files of JSON lines, TensorBoard, and the trackers of run.trackers.
 
     runs/NAME/metrics.jsonl     what was learned: a function of the config, the same for an
                                 interrupted run and one that was not
@@ -18,12 +18,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from dml.catalogue import tracker_names
+from dml.config import EXECUTION, Config, flatten
 from dml.distributed.team import Team
 from dml.errors import RunError
 from dml.run_folder.events import Evaluation, Event, Training
 from dml.run_folder.files import Lines, sync_file
 from dml.run_folder.progress import Progress
 from dml.run_folder.tensorboard_log import TensorBoard
+from dml.run_folder.trackers import Trackers
 
 
 class Logger(Protocol):
@@ -68,13 +71,19 @@ class Journal:
         self.loggers: list[Logger] = []
 
     @classmethod
-    def open(cls, team: Team, folder: Path, progress: Progress) -> Journal:
-        """progress: as the run's checkpoint has it."""
+    def open(
+        cls, team: Team, folder: Path, progress: Progress, config: Config | None = None
+    ) -> Journal:
+        """progress: as the run's checkpoint has it. config: names the trackers."""
         journal = cls(folder, team.note)
         if team.first:
             with journal.noting():
+                if config and config.run.trackers:
+                    names = tracker_names(config.run.trackers)
+                    settings = {k: v for k, v in flatten(config).items() if k not in EXECUTION}
+                    journal.loggers = [Trackers(names, folder, settings, team.say)]
                 journal.lines = JsonLines(folder, progress.metrics_size)
-                journal.loggers = [journal.lines, TensorBoard(folder, progress.step)]
+                journal.loggers += [journal.lines, TensorBoard(folder, progress.step)]
                 if journal.lines.metrics.lost:
                     team.say(
                         "metrics.jsonl is shorter than at the checkpoint: lines of it are lost"
