@@ -11,6 +11,7 @@ import zlib
 from contextlib import closing
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 import webdataset
@@ -28,7 +29,9 @@ from dml.data.loader import loader
 from dml.data.splits import read_splits, train_batches
 from dml.data.vectors import Features, VectorReader
 from dml.errors import LaunchError
+from dml.export import program as export
 from dml.inference.trained import load_backbone, load_trained
+from dml.look import program as look
 from dml.models import make_model
 from dml.recall import recall_at_k
 from dml.train import main as train_main
@@ -380,7 +383,7 @@ def test_images_for_a_head_and_vectors_for_a_network_are_refused(shards, tmp_pat
         read_splits(config_of(shards, "model.backbone=convnet"))
     other = pack(tmp_path / "y", matrix(1, size=8))
     with pytest.raises(
-        ShardError, match=r"20 numbers .* has vectors of 8 numbers .* must be alike"
+        ShardError, match=r"8 numbers .* has vectors of 20 numbers .* must be alike"
     ):
         read_splits(config_of(f"[{other}, {shards}]"))
 
@@ -474,6 +477,33 @@ def test_vectors_are_embedded_and_searched(runs, shards, tmp_path, capsys):
     ):
         assert search.main(arguments) == 2
         assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.training
+def test_a_head_is_exported_but_has_no_images_to_look_at(runs, tmp_path, capsys):
+    run, onnx, pt2 = str(runs / "mixed"), tmp_path / "head.onnx", tmp_path / "head.pt2"
+    assert export.main([run, "--onnx", str(onnx), "--torch", str(pt2)]) == 0
+    X = torch.from_numpy(matrix()[:7])
+    with torch.no_grad():
+        expected = load_trained(runs / "mixed")(X)
+    session = onnxruntime.InferenceSession(str(onnx))
+    (found,) = session.run(None, {"features": X.numpy()})
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5)
+    extra = {"preprocessing.json": ""}
+    program = torch.export.load(pt2, extra_files=extra)
+    torch.testing.assert_close(program.module()(X), expected, atol=1e-6, rtol=0)
+    assert json.loads(extra["preprocessing.json"])["input"].startswith("N x 20, float32")
+    for main, words, sentence in (
+        (export.main, [run, "--hf", str(tmp_path / "hf")], "--onnx and --torch export it"),
+        (
+            look.main,
+            [run, "--out", str(tmp_path / "look")],
+            "trained on features: there are no images",
+        ),
+    ):
+        assert main(words) == 2
+        assert sentence in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"head.onnx", "head.pt2"}
 
 
 @pytest.mark.training
