@@ -51,7 +51,7 @@ ROWS = {
             "batches of 64 vectors of 16 numbers",
             r"\S+ vectors/s",
             "a copy of the same vectors from one matrix",
-            "",
+            ">= 0.8",
         ),
         (
             "step of a linear head, 16 to 512, m = 64",

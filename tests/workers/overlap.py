@@ -67,7 +67,7 @@ def make_run(gpu):
     run.team, run.progress, run.clock = team, Progress(), Clock(device)
     run.plan = SimpleNamespace(steps=STEPS)
     run.config = SimpleNamespace(
-        data=SimpleNamespace(workers=0, prefetch=1),
+        data=SimpleNamespace(workers=0, prefetch=1, cache=None),
         engine=SimpleNamespace(micro_batch=None),
         eval=SimpleNamespace(
             every_steps=None, untrained=False, validation_classes=0, patience=None
@@ -76,7 +76,8 @@ def make_run(gpu):
         run=SimpleNamespace(seed=0),
         save=SimpleNamespace(every_minutes=10),
     )
-    run.splits = run.spec = None
+    run.own = SimpleNamespace(batches=SimpleNamespace(all_labels=lambda step: LABELS))
+    run.order, run.ahead = range(STEPS), SimpleNamespace(at=nothing)
     model = Slow(gpu).to(device)
     groups = [{"params": list(model.parameters()), "lr_factor": 1.0}]
     run.model, run.optimizer = model, torch.optim.SGD(groups, lr=0.1)
@@ -87,8 +88,6 @@ def make_run(gpu):
 
 def main():
     ends = []
-    dealt = SimpleNamespace(batches=SimpleNamespace(all_labels=lambda step: LABELS))
-    training.train_batches = lambda *_: dealt
     with Busy() as gpu:
         training.loader = lambda *_: batches(gpu)
         run = make_run(gpu)
