@@ -47,15 +47,20 @@ from shards.sources.features import VectorItem
 from shards.vector import encoded
 
 PER_CLASS, EMBEDDING = 4, 512
+SHARED = 3.0  # how large the mean is
 COPY_GOAL, STEP_GOAL = ">= 0.8", "<= 0.2"  # of the speed of a copy; of the time of the peer
 MS = {"alpha": 2.0, "beta": 40.0, "lam": 0.5, "eps": 0.1}
 
 
 def matrix(count: int, size: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Classes around centres, as the features of a trained network are."""
+    """Classes around centres, not negative and with a mean that all of them share, as the features of a
+    network are: EfficientNet-Lite0's of Cars-196 have 48% zeros, and behind a random head 95% of their
+    negatives are mined. Here these are 49% and 99%."""
     rng = np.random.default_rng(0)
     X = np.repeat(rng.standard_normal((count // PER_CLASS, size), np.float32), PER_CLASS, axis=0)
     X += rng.standard_normal(X.shape, np.float32)
+    X += SHARED * rng.standard_normal(size, np.float32)
+    np.maximum(X, 0, out=X)
     return X
 
 
@@ -144,11 +149,12 @@ def stepping(index: Index, size: int, sizes: list[int], repeats: int) -> list[Ro
         name: step_of(index, size, first, make())
         for name, make in (("ours", ours), ("theirs", theirs))
     }
+    # first: later on, memory that was freed is used again
+    memory = {name: extra_memory(step) for name, step in work.items()}
     seconds = interleaved(work, repeats)
     peer = f"pytorch-metric-learning {version('pytorch-metric-learning')}"
     what = f"step of a linear head, {size:,} to {EMBEDDING}, m = {first:,}"
     rows = [timed("features", what, seconds["ours"], peer, seconds["theirs"], STEP_GOAL)]
-    memory = {name: extra_memory(step) for name, step in work.items()}
     value = f"{number(memory['ours'] / MIB)} MiB"
     rows.append(
         compared(
