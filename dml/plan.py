@@ -283,7 +283,12 @@ def measure(files: Sequence[str], sets: Sequence[str], processes: int) -> float:
         program = [*torchrun, "-m", *program]
     with tempfile.TemporaryDirectory(prefix="dml-measure-") as folder:
         steps_alone = ["eval.every_steps=null", "eval.validation_classes=0", "eval.patience=null"]
-        steps_alone += ["eval.untrained=false", "length.epochs=null", "length.images=null"]
+        steps_alone += [
+            "eval.untrained=false",
+            "eval.test=true",
+            "length.epochs=null",
+            "length.images=null",
+        ]
         steps_alone += [f"length.steps={MOST_STEPS}", "run.log_steps=1"]
         here = [f"run.dir={json.dumps(folder)}", "run.name=run"]
         log, timing = Path(folder, "log"), Path(folder, "run", "timing.jsonl")

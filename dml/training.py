@@ -200,21 +200,25 @@ class Run:
         return Prepared(images, labels, all_labels, self.team.begin_meeting(save=due))
 
     def finish(self) -> None:
-        """Evaluate the best step by the validation classes, or else the last; write the result."""
+        """Evaluate the test classes with the best step by the validation classes, or else the last;
+        write the result."""
         team, progress, accelerator = self.team, self.progress, self.team.accelerator
         self.saver.save()
         if progress.best_step is not None:
             write_weights(accelerator, self.model, self.saver.best())
-        found = self.evaluator(self.model, "test", progress.final_step)
+        found = None
+        if self.config.eval.test:
+            found = self.evaluator(self.model, "test", progress.final_step)
         weights = read_weights(accelerator, self.model)
         progress.seconds = self.clock.total()
-        result = result_of(found.scores, progress, self.plan, self.config.run.seed)
+        scores = found.scores if found else {}
+        result = result_of(scores, progress, self.plan, self.config.run.seed)
         self.saver.settle()
         with team.together():
             self.journal.sync()  # all metrics are on disk before the run counts as finished
         with team.together():
             if team.first:
                 write_result(self.folder, weights, result)
-        if team.first:
+        if found and team.first:
             self.evaluator.decorate(self.folder, self.config, found)
         team.say(summary(self.folder, result, self.config))

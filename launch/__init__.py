@@ -2,10 +2,15 @@
 
 - `slurm` (main): the program that plans, submits, shows and cancels the runs of a sweep
 - `report` (main): the program that writes our results beside the paper's
-- `sweep` (read_sweep, plan_all, choose, Sweep, SweepRun, SweepError): a study as a list of runs
+- `sweep` (read_sweep, plan_all, choose, Sweep, SweepRun, Setting, SweepError): a study as a list of runs
+- `axes` (read_axes, Point, Problems): the axes of its grid
+- `tune` (read_search, Search): the settings that its section `tune` tries
+- `halving` (searches, stages, Tuned): successive halving: which settings go on, and which one is chosen
 - `resources` (Resources, RESOURCE_HELP): what a run asks of Slurm, in a sweep and as flags
 - `zero` (deepspeed_variables, accelerate_variables): DeepSpeed as variables of the processes
 - `estimate` (estimate, Estimate): the hours of a run and the paper's score, before it is started
+- `budget` (budget_table, Budget): what a search takes, before it is started
+- `starting` (submit_all, run_local, cancel_jobs): starting what can be run, on Slurm or here
 - `slurm_commands` (slurm, is_installed, SlurmError): Slurm's commands, called in one place
 - `submission` (submit, queued_jobs, cancel, batch_script): the jobs of a sweep in Slurm's queue
 - `job` (Job, job_of, finish): one run as a Slurm job
@@ -19,5 +24,9 @@
 - `compared` (comparisons): our results among those of other systems
 - `tables` (markdown, as_csv): the report as Markdown and CSV
 - `page` (page): the report as one HTML page
+- `paired` (paired): differences between groups of runs, seed by seed
 - `plots` (chart): line charts as SVG
+- `heat_map` (heat_map): a score over two settings as SVG
+- `interaction` (SCRIPT): the script of the page: values under the mouse, zoom, downloads
+- `study` (write_study): the page of a study in docs/studies, also of partial results
 """

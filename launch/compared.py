@@ -25,7 +25,9 @@ class Comparison:
 
 
 def comparisons(study: Study, tables: Sequence[Table]) -> Iterator[Comparison]:
-    """Those of the study's datasets."""
+    """Those of the study's datasets. Scores of held-out classes are not compared with others."""
+    if study.score != "recall@1":
+        return
     for table in tables:
         if table.others and table.dataset in study.datasets:
             yield _with_other_systems(study, table)

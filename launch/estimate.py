@@ -28,23 +28,29 @@ class Estimate:
     gpus: int
 
     def __str__(self) -> str:
-        return "" if self.hours is None else f"{_number(self.hours)} {self.source}"
+        return "" if self.hours is None else f"{format_hours(self.hours)} {self.source}"
 
 
 def estimate(run: SweepRun, plan: Plan, status: RunStatus) -> Estimate:
-    needs = run.resources
-    gpus = needs.nodes * needs.gpus_per_node
-    try:
-        speed, source = measured_speed(folder_of(run.config)), MEASURED
-    except DamagedError:  # --status names a file that it needs; here the assumed speed will do
-        speed, source = None, MEASURED
+    gpus = run.resources.nodes * run.resources.gpus_per_node
+    speed, source = speed_of(run)
     if speed is None:
-        if needs.images_per_second is None:
-            return Estimate(None, None, "", gpus)
-        speed, source = needs.images_per_second * plan.processes, ASSUMED
+        return Estimate(None, None, "", gpus)
     hours = plan.images / speed / 3600
     share_left = 0 if status.state == DONE else 1 - status.step / plan.steps
     return Estimate(hours, share_left * hours, source, gpus)
+
+
+def speed_of(run: SweepRun) -> tuple[float | None, str]:
+    """Images per second of all processes together, and how it is known; None if it is not."""
+    try:
+        speed = measured_speed(folder_of(run.config))
+    except DamagedError:  # --status names a file that it needs; here the assumed speed will do
+        speed = None
+    if speed is not None:
+        return speed, MEASURED
+    assumed = run.resources.images_per_second
+    return (None, "") if assumed is None else (assumed * run.resources.processes, ASSUMED)
 
 
 def total_hours(estimates: Sequence[Estimate]) -> str:
@@ -60,8 +66,8 @@ def total_hours(estimates: Sequence[Estimate]) -> str:
         if members:
             hours = sum((each.hours or 0) * (each.gpus or 1) for each in members)
             left = sum((each.hours_left or 0) * (each.gpus or 1) for each in members)
-            done = "" if left == hours else f" ({_number(left)} left)"
-            sums.append(f"{_number(hours)} {unit}{done}")
+            done = "" if left == hours else f" ({format_hours(left)} left)"
+            sums.append(f"{format_hours(hours)} {unit}{done}")
     sources = [
         f"{count} {source}"
         for source in (MEASURED, ASSUMED)
@@ -85,5 +91,5 @@ def paper_scores(sweep: Sweep) -> dict[str, str]:
     }
 
 
-def _number(hours: float) -> str:
+def format_hours(hours: float) -> str:
     return f"{hours:.2f}" if hours < 10 else f"{hours:,.1f}"

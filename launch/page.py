@@ -1,14 +1,20 @@
-"""The report as one self-contained HTML page: no network, no script."""
+"""The report as one self-contained HTML page: no network, and whole without its script."""
 
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
+from urllib.parse import quote
 
-from launch.compared import comparisons
+from launch.compared import Comparison
+from launch.heat_map import heat_map
+from launch.interaction import SCRIPT
 from launch.paper import Table, tables_for
 from launch.plots import Point, Series, chart, percent
-from launch.records import Evaluation, Group, Run, Study
-from launch.tables import describe_missing, remarks, table_cells
+from launch.records import Evaluation, Group, Run, Spread, Study
+from launch.run_files import CONFIG
+from launch.tables import describe_missing, remarks, sections, table_cells, title_of
 
 X_AXES = {"batch.size": "batch size", "model.embedding_size": "embedding size"}
 
@@ -42,22 +48,43 @@ svg text { fill: var(--soft); font-size: 11px; }
 .legend i { display: inline-block; width: 16px; margin-right: .35rem; vertical-align: middle;
   border-top: 2.5px solid hsl(var(--h) 65% var(--l)); }
 .legend .dashed i { border-top-style: dashed; }
+figcaption span { float: right; } figcaption button { font: inherit; font-weight: 400; padding: 0 .4rem;
+  margin-left: .3rem; color: var(--soft); background: none; border: 1px solid var(--line); }
+output { display: block; min-height: 1.4em; font-size: .8rem; padding-left: 52px; }
+svg[data-x] { cursor: crosshair; touch-action: none; }
+.near { r: 5; stroke: var(--ink) !important; stroke-width: 1.5; }
+.frame { fill: hsl(215 60% 50% / .15); stroke: var(--soft); } .frame:not([width]) { display: none; }
+circle.mark { fill: #fff; stroke: #111; } svg text.mark { fill: #111; font-weight: 700; }
 pre { overflow-x: auto; font-size: .8rem; color: var(--soft); }
 """
 
 
-def page(studies: Sequence[Study], tables: Sequence[Table]) -> str:
+def page(
+    studies: Sequence[Study],
+    tables: Sequence[Table],
+    searches: Mapping[str, Comparison],
+    against: str | None = None,
+    out: Path | None = None,
+) -> str:
+    """searches: study -> the state of its search. against: see launch/paired.py. out: the folder that the
+    page goes into, from which it links the runs; None for no links."""
     title = f"Report: {', '.join(study.name for study in studies)}"
-    body = "\n".join(section(study, tables) for study in studies)
+    body = "\n".join(section(study, tables, searches, against, out) for study in studies)
     return (
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n"
-        f"<h1>Report</h1>\n{body}\n</html>\n"
+        f"<h1>Report</h1>\n{body}\n<script>{SCRIPT}</script>\n</html>\n"
     )
 
 
-def section(study: Study, tables: Sequence[Table]) -> str:
+def section(
+    study: Study,
+    tables: Sequence[Table],
+    searches: Mapping[str, Comparison],
+    against: str | None,
+    out: Path | None,
+) -> str:
     found = table_cells(study, tables)
     parts = [f"<h2>{escape(study.name)}</h2>"]
     parts += [f"<p>{escape(' '.join(remarks(study, tables)))}</p>"]
@@ -68,9 +95,35 @@ def section(study: Study, tables: Sequence[Table]) -> str:
         parts.append(f"<h3>Without a result</h3>\n<ul>\n{items}\n</ul>")
     drawn = "\n".join(filter(None, figures(study, tables_for(study, tables))))
     parts.append(f'<div class="figures">\n{drawn}\n</div>')
-    for each in comparisons(study, tables):
+    for each in sections(study, tables, searches, against):
         parts += [f"<h3>{escape(each.title)}</h3>", _table(each.header, each.rows)]
+    if out is not None:
+        parts.append(_runs(study, out))
     return "\n".join(parts)
+
+
+def _runs(study: Study, out: Path) -> str:
+    """Every run that started, with its score and links into its folder."""
+    header = ("run", "state", title_of(study.score), "config", "picture")
+    rows = []
+    for run in study.runs:
+        if run.folder:
+            score = run.number(study.score)
+            links = [
+                _link(run.folder / name, name, out) if (run.folder / name).exists() else ""
+                for name in (CONFIG, "nearest.png")
+            ]
+            number = "" if score is None else f"{100 * score:.2f}"
+            cells = [_link(run.folder, run.name, out), escape(run.state), number, *links]
+            rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    head, body = f"<thead>{_row('th', header)}</thead>", "\n".join(rows)
+    table = f'<div class="wide"><table>\n{head}\n{body}\n</table></div>'
+    return f"<details><summary>All runs: {len(rows)}</summary>\n{table}\n</details>"
+
+
+def _link(target: Path, text: str, out: Path) -> str:
+    path = os.path.relpath(target, out.resolve())
+    return f'<a href="{escape(quote(os.fsencode(path)))}">{escape(text)}</a>'
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -93,6 +146,7 @@ def _missing(run: Run) -> str:
 
 
 def figures(study: Study, papers: Sequence[Table]) -> Iterable[str]:
+    yield heat_map(study)
     for key in (key for key in X_AXES if key in study.varying):
         yield from _by_setting(study, key, [table for table in papers if table.by == key])
     for split in dict.fromkeys(each.split for run in study.runs for each in run.evaluations):
@@ -107,8 +161,8 @@ def _by_setting(study: Study, key: str, papers: Sequence[Table]) -> Iterable[str
     name = X_AXES[key]
     same = [_paper_series(table, key) for table in papers if table.dataset in study.datasets]
     others = [_paper_series(table, key) for table in papers if table.dataset not in study.datasets]
-    scores = _our_series(study, key, "recall@1")
-    yield chart(f"Recall@1 by {name}", name, [*scores, *same], log_x=True)
+    scores = _our_series(study, key, study.score)
+    yield chart(f"{title_of(study.score)} by {name}", name, [*scores, *same], log_x=True)
     yield chart(f"The paper's Recall@1 by {name}, of other datasets", name, others, log_x=True)
     if key == "batch.size":
         title = f"Share of steps without informative pairs by {name}"
@@ -120,8 +174,7 @@ def _our_series(study: Study, key: str, score: str) -> list[Series]:
     for group in study.groups:
         spread, x = group.spread(score), group.settings[key]
         if spread is not None:
-            tip = f"{group.label}: {percent(spread.mean)}, n = {spread.n}"
-            point = Point(x, spread.mean, spread.low, spread.high, tip)
+            point = _point(x, spread, f"{group.label}: ")
             found.setdefault(_without_value(group.label, x), []).append(point)
     return [
         Series(name, tuple(sorted(points, key=lambda p: p.x))) for name, points in found.items()
@@ -160,10 +213,13 @@ def _mean_at(
     group: Group, step: int, runs: Sequence[Sequence[Evaluation]], x_of: Callable[[Evaluation], int]
 ) -> Point:
     found = [each for evaluations in runs for each in evaluations if each.step == step]
-    recalls = [each.recall for each in found]
-    mean = sum(recalls) / len(recalls)
-    tip = (
-        f"{group.label}, step {step:,}, {found[0].images:,} images: {percent(mean)}, "
-        f"n = {len(found)}"
-    )
-    return Point(x_of(found[0]), mean, min(recalls), max(recalls), tip)
+    spread = Spread.of([each.recall for each in found])
+    where = f"{group.label}, step {step:,}, {found[0].images:,} images: "
+    return _point(x_of(found[0]), spread, where)
+
+
+def _point(x: float, spread: Spread, where: str) -> Point:
+    """A mean with its standard error as a bar."""
+    error = f" ± {100 * spread.error:.2f}" if spread.n > 1 else ""
+    tip = f"{where}{percent(spread.mean)}{error}, n = {spread.n}"
+    return Point(x, spread.mean, spread.mean - spread.error, spread.mean + spread.error, tip)

@@ -94,7 +94,10 @@ def _read(path: Path) -> Table:
 
 
 def tables_for(study: Study, tables: Sequence[Table]) -> tuple[Table, ...]:
-    """The tables to show with a study: those that vary the same setting, or else its dataset's."""
+    """The tables to show with a study: those that vary the same setting, or else its dataset's. Scores
+    of held-out classes do not stand beside the paper's."""
+    if study.score != "recall@1":
+        return ()
     varied = any(table.by in study.varying for table in tables)
 
     def belongs(table: Table) -> bool:

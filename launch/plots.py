@@ -1,5 +1,11 @@
-"""Line charts as inline SVG, without dependencies, readable on light and dark pages."""
+"""Line charts as inline SVG, without dependencies, readable on light and dark pages.
 
+What the page's script (launch/interaction.py) needs stands in attributes: the axes of a chart, and the
+line of a CSV file of every point.
+"""
+
+import csv
+import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
 
 @dataclass(frozen=True)
 class Point:
-    """low and high: the lowest and highest value of which y is the mean."""
+    """low and high: the ends of the bar around y, which is a mean."""
 
     x: float
     y: float
@@ -37,6 +43,9 @@ class Axis:
     end: float
     ticks: tuple[float, ...]
     log: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.low!r} {self.high!r} {self.start} {self.end} {int(self.log)}"
 
     def at(self, value: float) -> float:
         low, high, x = (math.log2(v) if self.log else v for v in (self.low, self.high, value))
@@ -65,21 +74,43 @@ def chart(title: str, x_label: str, series: Sequence[Series], *, log_x: bool = F
     x_axis = _log_axis(xs, *sides) if log_x else _axis(0, xs[-1], *sides)
     lows, highs = [point.low for point in points], [point.high for point in points]
     y_axis = _axis(min(lows), max(highs), HEIGHT - BOTTOM, TOP)
-    body = [*_grid(x_axis, y_axis), *_lines(series, x_axis, y_axis)]
+    inside = f"{LEFT - 4} {TOP - 4} {WIDTH - LEFT - RIGHT + 8} {HEIGHT - TOP - BOTTOM + 8}"
+    x, y, width, height = inside.split()
+    body = ['<g class="ticks">', *_grid(x_axis, y_axis), "</g>"]
+    # an SVG inside: what leaves it in a zoom is not drawn
+    body.append(f'<svg x="{x}" y="{y}" width="{width}" height="{height}" viewBox="{inside}">')
+    body += [*_lines(series, x_axis, y_axis), "</svg>"]
     middle = (LEFT + WIDTH - RIGHT) / 2
     body.append(f'<text x="{middle}" y="{HEIGHT - 4}" class="mid">{escape(x_label)}</text>')
     legend = "".join(
-        f'<span style="{_hue(i, len(series))}"{" class=dashed" if one.dashed else ""}>'
-        f"<i></i>{escape(one.name)}</span>"
+        f'<span style="{_hue(i, len(series))}" class="{_style(one)}"><i></i>{escape(one.name)}</span>'
         for i, one in enumerate(series)
         if one.name
     )
-    svg = "\n".join(body)
+    columns = as_row("series", x_label, "mean", "low", "high")
+    axes = f'data-x="{x_axis}" data-y="{y_axis}" data-columns="{columns}"'
+    return figure(title, HEIGHT, body, f'<div class="legend">{legend}</div>', axes)
+
+
+def figure(title: str, height: float, body: Sequence[str], legend: str, attributes: str) -> str:
+    """attributes: of the SVG, for the page's script."""
+    svg, name = "\n".join(body), escape(title)
     return (
-        f"<figure><figcaption>{escape(title)}</figcaption>\n"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">\n{svg}\n'
-        f'</svg>\n<div class="legend">{legend}</div></figure>'
+        f"<figure><figcaption>{name}</figcaption>\n"
+        f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{name}" {attributes}>\n{svg}\n'
+        f"</svg>\n{legend}</figure>"
     )
+
+
+def as_row(*values: object) -> str:
+    """A line of a CSV file, as the value of an attribute."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(values)
+    return escape(text.getvalue())
+
+
+def _style(series: Series) -> str:
+    return "dashed" if series.dashed else "solid"
 
 
 def _hue(i: int, n: int) -> str:
@@ -118,13 +149,14 @@ def _grid(x: Axis, y: Axis) -> Iterable[str]:
 def _lines(series: Sequence[Series], x: Axis, y: Axis) -> Iterable[str]:
     for i, one in enumerate(series):
         path = " ".join(f"{x.at(p.x):.1f},{y.at(p.y):.1f}" for p in one.points)
-        dashed = " dashed" if one.dashed else ""
-        yield f'<g class="series{dashed}" style="{_hue(i, len(series))}"><polyline points="{path}"/>'
+        style = f'class="series {_style(one)}" style="{_hue(i, len(series))}"'
+        yield f'<g {style}><polyline points="{path}"/>'
         for p in one.points:
             at = f"{x.at(p.x):.1f}"
             if p.low < p.high:
                 ends = f'y1="{y.at(p.low):.1f}" y2="{y.at(p.high):.1f}"'
                 yield f'<line x1="{at}" x2="{at}" {ends}/>'
             tip = f"<title>{escape(p.tip)}</title>"
-            yield f'<circle cx="{at}" cy="{y.at(p.y):.1f}" r="3">{tip}</circle>'
+            row = as_row(one.name, p.x, p.y, p.low, p.high)
+            yield f'<circle cx="{at}" cy="{y.at(p.y):.1f}" r="3" data-row="{row}">{tip}</circle>'
         yield "</g>"

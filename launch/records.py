@@ -7,10 +7,11 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import sqrt
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 from typing import Any
 
 from dml.config import EXECUTION, Config, flatten
@@ -28,6 +29,7 @@ from launch.run_files import (
 )
 from launch.run_files import FAILED as FAILED_FILE
 from launch.submission import SUBMISSIONS_FILE, read_submissions
+from launch.sweep import TUNE
 
 FINISHED, FAILED, UNFINISHED, ABSENT = "finished", "failed", "unfinished", "never started"
 DAMAGED = "damaged"  # a file of it cannot be used
@@ -54,7 +56,7 @@ class Evaluation:
 @dataclass(frozen=True)
 class Run:
     """settings: section.key -> value. planned: its length in steps. note: why there is no result.
-    log: the last lines of its log."""
+    log: the last lines of its log. folder: None if it never started."""
 
     study: str
     name: str
@@ -66,6 +68,7 @@ class Run:
     planned: int | None = None
     note: str = ""
     log: tuple[str, ...] = ()
+    folder: Path | None = None
 
     @property
     def label(self) -> str:
@@ -82,10 +85,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Spread:
+    """error: the standard error of the mean, s / sqrt(n); 0 for a single value, which has none."""
+
     mean: float
+    error: float
     low: float
     high: float
     n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        n = len(values)
+        error = stdev(values) / sqrt(n) if n > 1 else 0.0
+        return cls(mean(values), error, min(values), max(values), n)
 
 
 @dataclass(frozen=True)
@@ -121,17 +133,26 @@ class Group:
         return tuple(run for run in done if run not in self.finished)
 
     def spread(self, key: str) -> Spread | None:
-        """Mean, lowest and highest value over the finished seeds."""
+        """Mean, standard error, lowest and highest value over the finished seeds."""
         found = [x for run in self.finished if (x := run.number(key)) is not None]
-        return Spread(mean(found), min(found), max(found), len(found)) if found else None
+        return Spread.of(found) if found else None
 
 
 @dataclass(frozen=True)
 class Study:
-    """The runs of one folder; name: its path below the root."""
+    """The runs of one folder; name: its path below the root. tuned: the settings that a search chose."""
 
     name: str
     runs: tuple[Run, ...]
+    tuned: tuple[str, ...] = ()
+
+    @cached_property
+    def score(self) -> str:
+        """What the study is about: Recall@1 of the test classes, or of held-out classes if none of its
+        runs has seen the test classes."""
+        tested = any(run.number("recall@1") is not None for run in self.runs)
+        chosen_by = any(run.number("validation_recall@1") is not None for run in self.runs)
+        return "validation_recall@1" if chosen_by and not tested else "recall@1"
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -177,6 +198,14 @@ class Study:
                 kept, count = tried, len(values)
         return tuple(kept)
 
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The columns, and the settings that a search chose for each of them."""
+        return (
+            *self.columns,
+            *(k for k in self.varying if k in self.tuned and k not in self.columns),
+        )
+
     def without_result(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.state != FINISHED)
 
@@ -220,7 +249,16 @@ def read_studies(root: Path, expected: Sequence[tuple[str, str]] = ()) -> tuple[
     absent = (pair for pair in dict.fromkeys(submitted) if pair not in there)
     runs += [Run(*pair, ABSENT, {}, {}) for pair in absent]
     names = sorted({run.study for run in runs})
-    return tuple(Study(name, tuple(run for run in runs if run.study == name)) for name in names)
+    studies = {name: Study(name, tuple(run for run in runs if run.study == name)) for name in names}
+    return tuple(replace(each, tuned=_tuned(each, studies, root)) for each in studies.values())
+
+
+def _tuned(study: Study, studies: Mapping[str, Study], root: Path) -> tuple[str, ...]:
+    """The settings in which the runs of the study's search differ."""
+    inside = "" if study.name == root.name else f"{study.name}/"
+    search = studies.get(f"{inside}{TUNE}")
+    keys = search.varying if search and search is not study else ()
+    return tuple(key for key in keys if not key.startswith(("length.", "eval.")))
 
 
 def _study(folder: Path, root: Path) -> str:
@@ -231,12 +269,12 @@ def _study(folder: Path, root: Path) -> str:
 def read_run(folder: Path, root: Path) -> Run:
     study, name = _study(folder.parent, root), folder.name
     try:
-        return _read_run(folder, study, name)
+        return replace(_read_run(folder, study, name), folder=folder)
     except DamagedError as error:
         note = str(error)
     except OSError as error:
         note = f"{error.filename}: {error.strerror}"
-    return Run(study, name, DAMAGED, {}, {}, note=note)
+    return Run(study, name, DAMAGED, {}, {}, note=note, folder=folder)
 
 
 def _read_run(folder: Path, study: str, name: str) -> Run:
@@ -264,6 +302,8 @@ def _read_run(folder: Path, study: str, name: str) -> Run:
         result = {}
     if result:  # runs of earlier versions have no trained_steps
         result = {"trained_steps": max(last, result["step"]), **result}
+        before = result.get("untrained")
+        result["untrained_recall@1"] = before.get("recall@1") if isinstance(before, dict) else None
     else:
         state = FAILED if failed else UNFINISHED
         note = f"last seen at step {last:,}" + (f" of {steps:,}" if steps else "")

@@ -11,7 +11,8 @@ from dml.run_folder.folder import RESULT
 
 FAILED, RESTARTS, PLAN, CONFIG = "failed.json", "restarts.json", "plan.json", "config.yaml"
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
-SCORES = ("recall@", "r_precision", "map@r", "validation_")  # how the names of scores begin
+# how the names of scores begin
+SCORES = ("recall@", "r_precision", "map@r", "validation_", "untrained_")
 AMOUNTS = ("images", "step", "trained_steps", "seconds", "world_size")
 
 Test = Callable[[Any], bool]

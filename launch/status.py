@@ -82,7 +82,8 @@ def _status_of(
         return RunStatus(run.name, OTHER, plan, note="; ".join(changed))
     result, failed = read_result(folder), read_failed(folder)
     if result is not None and is_complete(result, run.config, plan):
-        return RunStatus(run.name, DONE, plan, result["step"], result.get("recall@1"))
+        recall = result.get("recall@1", result.get("validation_recall@1"))
+        return RunStatus(run.name, DONE, plan, result["step"], recall)
     step, recall, left = progress(folder, plan)
     if job is not None and not (failed and job.state == "COMPLETING"):
         state = state_of(job)

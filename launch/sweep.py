@@ -10,6 +10,7 @@
       model.embedding_size: [64, 128]     # a config key: labels are made from the values
       optim.lr: {slow: 1e-4, fast: 1e-3}  # or given
     variants: {plain: {}, deep: {...}}    # one more axis, called variant
+    tune: {...}                           # settings chosen by held-out classes: launch/tune.py
     slurm: {nodes: 2, gpus_per_node: 8, processes_per_node: 8}
 
 A later axis overrides an earlier one, and every axis overrides `set`. Parameters of a loss belong in
@@ -18,13 +19,11 @@ NAME/ inside run.dir, which is `runs` unless the base or the sweep says otherwis
 of its labels and its seed: bs20-embedding_size64-slow-seed0.
 """
 
-import json
 import math
 import os
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -35,16 +34,15 @@ from dml.config.mixing import Sizes
 from dml.errors import ConfigError
 from dml.plan import Plan, built_sizes, plan
 from dml.rules import Problem, did_you_mean, is_path, shortened, unknown_keys
+from launch.axes import Overrides, Point, Problems, as_text, mapping, read_axes, read_point
 from launch.resources import Resources, read_resources
+from launch.tune import Search, read_search, read_seeds
 
-LABEL = re.compile(r"\w[\w.+-]{0,99}")
-TEXT = re.compile(r"(?!(?:true|false|null)$)[A-Za-z_/.][\w/.+-]*", re.IGNORECASE)
-KEYS = ("base", "seeds", "set", "grid", "variants", "slurm")
+KEYS = ("base", "seeds", "set", "grid", "variants", "tune", "slurm")
 MOST_RUNS = 5_000
 SHOWN = 50  # problems
 FROM_THE_SWEEP = {"run.name", "run.seed"}  # made from the labels and the seeds
-
-Overrides = dict[str, str]  # section.key -> its value, as --set takes it
+TUNE = "tune"  # the folder of the runs that settings are chosen by, inside that of the sweep
 
 
 class SweepError(ValueError):
@@ -77,50 +75,40 @@ class SweepRun:
         """The name without the seed; the name itself if the sweep has no axes."""
         return self.name.removesuffix(f"-seed{self.seed}")
 
+    @property
+    def point(self) -> str:
+        """The label of its point of the grid; empty if the sweep has no axes."""
+        return self.name.removesuffix(f"seed{self.seed}").removesuffix("-")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that a search tries at a point of the grid.
+
+    tried: its runs that evaluate held-out classes, one per seed of the search, with their whole length.
+    final: its runs on the test classes, one per seed of the sweep.
+    """
+
+    label: str
+    tried: tuple[SweepRun, ...]
+    final: tuple[SweepRun, ...]
+
 
 @dataclass(frozen=True)
 class Sweep:
+    """runs: with a search, those of the first setting of every point, in place of the chosen one.
+    settings: those that are tried, by the point of the grid."""
+
     name: str
     runs: tuple[SweepRun, ...]
     path: str
-
-
-@dataclass(frozen=True)
-class _Point:
-    label: str
-    overrides: Overrides
-    slurm: dict[str, Any]
-
-
-class _Problems:
-    """Problems in the order they were found; one that many runs share is listed once."""
-
-    def __init__(self) -> None:
-        self.runs: dict[str, list[str]] = {}
-
-    def add(self, problem: object, run: str | None = None) -> None:
-        self.runs.setdefault(str(problem), []).extend([run] if run else [])
-
-    def add_all(self, problems: Iterable[object], run: str) -> None:
-        for problem in problems:
-            self.add(problem, run)
-
-    def lines(self, total: int) -> list[str]:
-        return [f"{_which(runs, total)}{text}" for text, runs in self.runs.items()]
-
-
-def _which(runs: Sequence[str], total: int) -> str:
-    if not runs:
-        return ""
-    if len(runs) == total > 1:
-        return "every run: "
-    more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
-    return f"{runs[0]}{more}: "
+    search: Search | None = None
+    settings: Mapping[str, tuple[Setting, ...]] = field(default_factory=dict)
 
 
 def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
     """The runs of a sweep's file; SweepError lists every problem. sets: --set for every run."""
-    path, problems = find_config(Path(path)), _Problems()
+    path, problems = find_config(Path(path)), Problems()
     tree = _read_file(path)
 
     def unknown(key: object, value: object) -> Problem:
@@ -130,57 +118,131 @@ def read_sweep(path: str | Path, sets: Sequence[str] = ()) -> Sweep:
     for problem in unknown_keys(tree, KEYS, unknown):
         problems.add(problem)
     files = _read_base(tree.get("base"), path, problems)
-    seeds = _read_seeds(tree.get("seeds", [0]), problems)
-    common = _read_point("set", "every run", tree.get("set", {}), problems)
-    slurm = _mapping("slurm", tree.get("slurm", {}), problems) | common.slurm
+    seeds = read_seeds("seeds", tree.get("seeds", [0]), problems)
+    common = read_point("set", "every run", tree.get("set", {}), problems)
+    slurm = mapping("slurm", tree.get("slurm", {}), problems) | common.slurm
     last = {key: value for key, _, value in (text.partition("=") for text in sets)}
-    axes = _read_axes(tree, problems)
+    axes = read_axes(_grid(tree, problems), problems)
+    search = read_search(tree["tune"], problems) if "tune" in tree else None
+    if search is None and any(point.tune for points in axes.values() for point in points):
+        problems.add("grid: a point has axes to tune; add the section tune, or remove them")
     count = math.prod(map(len, axes.values())) * len(seeds)
+    points = list(product(*axes.values())) if count <= MOST_RUNS else []
+    tried = [search.settings(chosen, problems) if search else [] for chosen in points]
+    if search:
+        count += sum(map(len, tried)) * len(search.seeds)
     if count > MOST_RUNS:
         problems.add(f"{count:,} runs: the limit is {MOST_RUNS:,}; divide the sweep")
     if problems.runs:  # stop here: values of a broken part would be reported as missing
         read_resources(slurm, problems.add)
         raise SweepError(problems.lines(0), path)
 
-    runs: list[SweepRun] = []
-    points = list(product(product(*axes.values()), seeds))
-    loss, root = _base_of(
-        files, [common.overrides, *(point.overrides for point in points[0][0]), last]
-    )
-    for chosen, seed in points:
-        labels = [point.label for point in chosen]
-        name = "-".join([*labels, f"seed{seed}"])
-        layers = [common.overrides, *(point.overrides for point in chosen), last]
-        overrides = _overlay(layers, loss)
+    first = [*points[0], *tried[0][:1]]
+    layers = [common.overrides, *(point.overrides for point in first), last]
+    shared = _Shared(path, tuple(files), common.overrides, slurm, last, *_base_of(files, layers))
+    runs, settings = list[SweepRun](), dict[str, tuple[Setting, ...]]()
+    for chosen, options in zip(points, tried, strict=True):
+        if search is None:
+            runs += shared.runs(chosen, seeds, problems)
+            continue
+        found = tuple(_settings(shared, search, chosen, options, seeds, problems))
+        runs += found[0].final
+        settings["-".join(point.label for point in chosen)] = found
+    every = [runs, [run for found in settings.values() for each in found for run in each.tried]]
+    for name, times in (item for some in every for item in Counter(r.name for r in some).items()):
+        if times > 1:
+            problems.add(f"{times} runs would be called {name}; change a label")
+    if problems.runs:
+        raise SweepError(
+            problems.lines(sum(map(len, tried)) * len(seeds) if search else count), path
+        )
+    return Sweep(path.stem, tuple(runs), str(path), search, settings)
+
+
+def _grid(tree: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
+    grid = mapping("grid", tree.get("grid", {}), problems)
+    variants = mapping("variants", tree.get("variants", {}), problems)
+    if variants and "variant" in grid:
+        problems.add("grid: variant: variants are an axis of this name; choose another")
+    return {**grid, "variant": variants} if variants else grid
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What the runs of a sweep's file share. loss and root: loss.name and run.dir of the base."""
+
+    path: Path
+    files: tuple[str, ...]
+    common: Overrides
+    slurm: Mapping[str, Any]
+    last: Overrides
+    loss: str
+    root: str
+
+    def runs(
+        self,
+        points: Sequence[Point],
+        seeds: Sequence[int],
+        problems: Problems,
+        name: Sequence[str] | None = None,
+        tuning: Overrides | None = None,
+    ) -> Iterator[SweepRun]:
+        """The runs of some points together, one per seed.
+
+        name: the labels in their names, if not those of the points. tuning: for runs that settings are
+        chosen by; not even --set overrides it.
+        """
+        labels = [point.label for point in points] if name is None else name
+        inside = Path(self.path.stem, TUNE) if tuning else Path(self.path.stem)
+        for seed in seeds:
+            called = "-".join([*labels, f"seed{seed}"])
+            layers = [self.common, *(point.overrides for point in points), self.last]
+            overrides = _overlay(layers, self.loss) | (tuning or {})
+            self._check(layers, overrides, called, problems)
+            overrides |= {
+                "run.name": as_text(called),
+                "run.dir": _inside(overrides.get("run.dir", self.root), inside),
+                "run.seed": as_text(seed),
+            }
+            texts = tuple(f"{key}={value}" for key, value in overrides.items())
+            needs = {key: value for point in points for key, value in point.slurm.items()}
+            report = partial(problems.add, run=called)
+            resources = read_resources({**self.slurm, **needs}, report)
+            try:
+                config = load(self.files, texts)
+            except ConfigError as error:
+                problems.add_all(error.problems, called)
+            else:
+                yield SweepRun(called, seed, self.files, texts, config, resources)
+
+    def _check(
+        self, layers: Sequence[Overrides], overrides: Overrides, run: str, problems: Problems
+    ) -> None:
         given = {k: v for layer in layers for k, v in layer.items() if k.startswith("loss.")}
         for key in sorted(given.keys() - overrides.keys()):
             text = (
                 f"{key} = {shortened(given[key], 60)}: is lost, because a later layer sets another loss.name; set it "
                 "beside that loss.name"
             )
-            problems.add(text, name)
+            problems.add(text, run)
         for key in sorted(FROM_THE_SWEEP & overrides.keys()):
             problems.add(f"{key} = {shortened(overrides[key], 60)}: the sweep sets it; remove it")
-        overrides |= {
-            "run.name": as_text(name),
-            "run.dir": _inside(overrides.get("run.dir", root), path.stem),
-            "run.seed": as_text(seed),
-        }
-        texts = tuple(f"{key}={value}" for key, value in overrides.items())
-        needs = {key: value for point in chosen for key, value in point.slurm.items()}
-        resources = read_resources({**slurm, **needs}, partial(problems.add, run=name))
-        try:
-            config = load(files, texts)
-        except ConfigError as error:
-            problems.add_all(error.problems, name)
-            continue
-        runs.append(SweepRun(name, seed, tuple(files), texts, config, resources))
-    names = Counter(run.name for run in runs)
-    for name in (name for name, count in names.items() if count > 1):
-        problems.add(f"{names[name]} runs would be called {name}; change a label")
-    if problems.runs:
-        raise SweepError(problems.lines(len(points)), path)
-    return Sweep(path.stem, tuple(runs), str(path))
+
+
+def _settings(
+    shared: _Shared,
+    search: Search,
+    chosen: Sequence[Point],
+    options: Sequence[Point],
+    seeds: Sequence[int],
+    problems: Problems,
+) -> Iterator[Setting]:
+    labels = [point.label for point in chosen]
+    for option in options:
+        both = [*chosen, option]
+        tried = shared.runs(both, search.seeds, problems, tuning=search.overrides)
+        final = shared.runs(both, seeds, problems, labels)
+        yield Setting(option.label, tuple(tried), tuple(final))
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:
@@ -195,7 +257,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     return tree
 
 
-def _read_base(base: object, path: Path, problems: _Problems) -> list[str]:
+def _read_base(base: object, path: Path, problems: Problems) -> list[str]:
     files = base if isinstance(base, list) else [base]
     paths = [file for file in files if isinstance(file, str) and is_path(file)]
     if not paths or paths != files:
@@ -205,80 +267,7 @@ def _read_base(base: object, path: Path, problems: _Problems) -> list[str]:
     return [os.path.normpath(path.parent / file) for file in paths]
 
 
-def _read_seeds(seeds: object, problems: _Problems) -> list[int]:
-    whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
-    if isinstance(seeds, list) and whole and seeds and len(set(seeds)) == len(seeds):
-        return seeds
-    rule = "must be a list of different whole numbers, at least 0"
-    problems.add(Problem("seeds", seeds, rule, "for example seeds: [0, 1]"))
-    return []
-
-
-def _read_axes(tree: Mapping[str, Any], problems: _Problems) -> dict[str, list[_Point]]:
-    grid = dict(_mapping("grid", tree.get("grid", {}), problems))
-    variants = _mapping("variants", tree.get("variants", {}), problems)
-    if variants and "variant" in grid:
-        problems.add("grid: variant: variants are an axis of this name; choose another")
-    if variants:
-        grid["variant"] = variants
-    axes: dict[str, list[_Point]] = {}
-    for axis, given in grid.items():
-        if isinstance(given, list):
-            given = {_label(axis, value): value for value in given}
-            if len(given) < len(grid[axis]):
-                problems.add(Problem(axis, grid[axis], "has a value twice", "remove one"))
-        elif not isinstance(given, dict):
-            given = {}
-        if not given:
-            fix = (
-                f"for example {axis}: {{small: {{batch.classes: 4}}, large: {{batch.classes: 8}}}}"
-            )
-            problems.add(Problem(axis, grid[axis], "must be a list or a mapping of points", fix))
-        axes[axis] = [_read_point(axis, label, value, problems) for label, value in given.items()]
-    return axes
-
-
-def _read_point(axis: str, label: object, value: object, problems: _Problems) -> _Point:
-    if not LABEL.fullmatch(str(label)) and axis != "set":
-        fix = "use at most 100 letters, digits, and . + - _ after the first"
-        problems.add(Problem(axis, label, "not a label", fix))
-    if not isinstance(value, dict):
-        if "." not in axis:
-            fix = f"for example {label}: {{batch.classes: 4}}"
-            problems.add(
-                Problem(f"{axis}: {label}", value, "must be a mapping of config keys", fix)
-            )
-            return _Point(str(label), {}, {})
-        value = {axis: value}
-    given = {str(key): item for key, item in value.items()}
-    slurm = _mapping(f"{axis}: {label}: slurm", given.pop("slurm", {}), problems)
-    return _Point(str(label), {key: as_text(v) for key, v in given.items()}, slurm)
-
-
-def _mapping(key: str, value: object, problems: _Problems) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {str(name): item for name, item in value.items()}
-    problems.add(Problem(key, value, "must be a mapping", f"write {key}: {{...}}, or remove it"))
-    return {}
-
-
-def _label(axis: str, value: object) -> str:
-    """The label of a value on a key's axis: embedding_size64, or the text itself."""
-    text = (
-        value
-        if isinstance(value, str)
-        else axis.rpartition(".")[2] + json.dumps(value, default=str)
-    )
-    return re.sub(r"[^\w.+-]+", "-", text).strip("-")
-
-
-def as_text(value: object) -> str:
-    """The value as text that --set reads back."""
-    plain = isinstance(value, str) and TEXT.fullmatch(value)
-    return str(value) if plain else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _inside(folder: str, name: str) -> str:
+def _inside(folder: str, name: Path) -> str:
     try:
         return as_text(str(Path(str(parse(folder)), name)))
     except ValueError:
@@ -333,7 +322,7 @@ def choose(sweep: Sweep, names: Sequence[str]) -> Sweep:
 
 def plan_all(sweep: Sweep) -> tuple[Plan, ...]:
     """The plan of every run for its number of processes; SweepError lists every problem."""
-    problems, plans = _Problems(), []
+    problems, plans = Problems(), []
     sizes: dict[tuple[str, ...], Sizes] = {}
     for run in sweep.runs:
         needs = run.resources

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dml.catalogue import PRESETS
-from launch.compared import comparisons
+from launch.compared import Comparison, comparisons
+from launch.paired import paired
 from launch.paper import Table, paper_score, tables_for
 from launch.records import Group, Run, Spread, Study
 from launch.run_files import SCORES
 
 AMOUNTS = ("images", "step", "trained_steps", "seconds", "images_per_second")
-SPREAD = "Fractions in percent: the mean over n seeds (lowest to highest)."
+SPREAD = "Fractions in percent: the mean over n seeds ± its standard error (lowest to highest)."
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,17 @@ class Cells:
 def table_cells(study: Study, tables: Sequence[Table]) -> Cells:
     """A row per group: its settings, our scores, the paper's, and the images and seconds it took."""
     papers = tables_for(study, tables)
-    others = [key for key in score_names(study.runs) if key != "recall@1"]
+    others = [key for key in score_names(study.runs) if key != study.score]
     header = (
-        *("runs", *study.columns, "n", "Recall@1", *(_paper_title(study, t) for t in papers)),
+        *("runs", *study.shown, "n", title_of(study.score)),
+        *(_paper_title(study, table) for table in papers),
         *("steps without pairs", "images", "steps", "trained steps", "seconds", "images/s"),
-        *map(_title, others),
+        *map(title_of, others),
     )
     rows = tuple(
         (
-            *(group.label, *(_value(group.settings.get(key)) for key in study.columns)),
-            *(_count(group), _percent(group.spread("recall@1"), whole=True)),
+            *(group.label, *(_value(group.settings.get(key)) for key in study.shown)),
+            *(_count(group), _percent(group.spread(study.score), whole=True)),
             *(_paper_score(group, table) for table in papers),
             _percent(group.spread("steps_without_pairs"), whole=True),
             *(_number(group.spread(key)) for key in AMOUNTS),
@@ -47,14 +49,19 @@ def table_cells(study: Study, tables: Sequence[Table]) -> Cells:
 
 
 def score_names(runs: Sequence[Run]) -> tuple[str, ...]:
-    """recall@1, recall@10, ..., r_precision, map@r, then the same for held-out classes, if any."""
+    """recall@1, recall@10, ..., r_precision, map@r, then those of held-out classes and of the untrained
+    model, if any."""
     names = dict.fromkeys(key for run in runs for key in run.result if run.number(key) is not None)
     return tuple(sorted((k for k in names if k.startswith(SCORES)), key=_score_order))
 
 
 def _score_order(key: str) -> tuple[bool, bool, int]:
     _, _, k = key.partition("recall@")
-    return key.startswith("validation_"), not k, int(k) if re.fullmatch("[0-9]{1,9}", k) else 0
+    return (
+        key.startswith(("validation_", "untrained_")),
+        not k,
+        int(k) if re.fullmatch("[0-9]{1,9}", k) else 0,
+    )
 
 
 def remarks(study: Study, tables: Sequence[Table]) -> list[str]:
@@ -85,7 +92,7 @@ def remarks(study: Study, tables: Sequence[Table]) -> list[str]:
     sentences += [
         f"{table.table} on {table.dataset}: {table.note}." for table in papers if table.note
     ]
-    follows = [key for key in study.varying if key not in study.columns]
+    follows = [key for key in study.varying if key not in study.shown]
     if follows:
         sentences.append(f"These settings change with the columns shown: {', '.join(follows)}.")
     return sentences
@@ -152,19 +159,40 @@ def describe_missing(run: Run) -> str:
     return f"{run.name}: {run.state}" + (f", {run.note}" if run.note else "")
 
 
-def markdown(studies: Sequence[Study], tables: Sequence[Table]) -> str:
+def markdown(
+    studies: Sequence[Study],
+    tables: Sequence[Table],
+    searches: Mapping[str, Comparison],
+    against: str | None = None,
+) -> str:
+    """searches: study -> the state of its search. against: see launch/paired.py."""
     parts = []
     for study in studies:
         found = table_cells(study, tables)
         parts += [f"## {study.name}", " ".join(remarks(study, tables))]
         if found.rows:
             parts.append(_table(found.header, found.rows))
-        for each in comparisons(study, tables):
+        for each in sections(study, tables, searches, against):
             parts += [f"### {each.title}", _table(each.header, each.rows)]
         if study.without_result():
             items = "\n".join(f"- {describe_missing(run)}" for run in study.without_result())
             parts.append(f"Without a result:\n\n{items}")
     return "\n\n".join(parts) + "\n"
+
+
+def sections(
+    study: Study,
+    tables: Sequence[Table],
+    searches: Mapping[str, Comparison],
+    against: str | None,
+) -> Iterator[Comparison]:
+    """The tables below that of a study."""
+    difference = paired(study, against)
+    if difference:
+        yield difference
+    if study.name in searches:
+        yield searches[study.name]
+    yield from comparisons(study, tables)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -206,7 +234,7 @@ def _escape(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _title(key: str) -> str:
+def title_of(key: str) -> str:
     return key.replace("recall@", "Recall@").replace("_", " ")
 
 
@@ -225,7 +253,7 @@ def _percent(spread: Spread | None, *, whole: bool = False) -> str:
     if spread is None:
         return ""
     low, mean, high = (f"{100 * x:.2f}" for x in (spread.low, spread.mean, spread.high))
-    return f"{mean} ({low} to {high})" if whole and low != high else mean
+    return f"{mean} ± {100 * spread.error:.2f} ({low} to {high})" if whole and low != high else mean
 
 
 def _number(spread: Spread | None) -> str:

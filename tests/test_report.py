@@ -8,12 +8,14 @@ import shutil
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import test_configs
 
 from dml.config import load, to_yaml
-from dml.run_folder.folder import differences
+from dml.run_folder.folder import differences, folder_of
+from launch.halving import stages
 from launch.page import _without_value
 from launch.paper import read_tables, tables_for
 from launch.plots import Point, Series, chart
@@ -73,7 +75,8 @@ def report(tmp_path):
 
 
 def row_of(table: str, label: str) -> dict[str, str]:
-    lines = [[c.strip() for c in x.strip("|").split("|")] for x in table.splitlines() if "|" in x]
+    first, _, _ = table.partition("\n### ")
+    lines = [[c.strip() for c in x.strip("|").split("|")] for x in first.splitlines() if "|" in x]
     (row,) = [line for line in lines if line[0] == label]
     return dict(zip(lines[0], row, strict=True))
 
@@ -85,7 +88,7 @@ def test_seeds_are_averaged_beside_the_paper(runs, report):
     html, table, lines = report(root)
     row = row_of(table, "bs20")
     assert (row["batch.size"], row["n"]) == ("20", "2")
-    assert row["Recall@1"] == "55.00 (50.00 to 60.00)"
+    assert row["Recall@1"] == "55.00 ± 5.00 (50.00 to 60.00)"
     assert row["Recall@10"] == "60.00"
     assert row["steps without pairs"] == "25.00"
     assert row["paper, Recall@1 (Supplement, Table 2)"] == "71.40"
@@ -102,7 +105,8 @@ def test_groups_come_in_the_order_of_the_batch_size(runs, report):
     for size in (200, 4, 16):
         root = runs(f"bs{5 * size}-seed0", [f"batch.classes={size}"])
     _, table, _ = report(root)
-    assert re.findall(r"^\| (bs\d+)", table, re.MULTILINE) == ["bs20", "bs80", "bs1000"]
+    first, _, _ = table.partition("\n### ")
+    assert re.findall(r"^\| (bs\d+)", first, re.MULTILINE) == ["bs20", "bs80", "bs1000"]
 
 
 def test_the_order_is_not_that_of_what_follows(runs):
@@ -170,7 +174,7 @@ def test_the_same_seed_again_is_no_other_seed(runs, report):
     root = runs("other", ["run.seed=2", "optim.weight_decay=0"])
     html, table, _ = report(root)
     row = row_of(table, "bs20, bs20-seed0-copy")
-    assert (row["n"], row["Recall@1"]) == ("2", "55.00 (50.00 to 60.00)")
+    assert (row["n"], row["Recall@1"]) == ("2", "55.00 ± 5.00 (50.00 to 60.00)")
     assert row_of(table, "other")["optim.weight_decay"] == "0.0"
     for text in (html, table):
         assert "because another run has their settings and seed: bs20-seed0-copy." in text
@@ -181,7 +185,7 @@ def test_seeds_carried_out_in_another_way_are_one_row(runs, report, other):
     runs("bs20-seed0")
     root = runs("bs20-seed1", ["run.seed=1", other], {**RESULT, "recall@1": 0.6})
     row = row_of(report(root)[1], "bs20")
-    assert (row["n"], row["Recall@1"]) == ("2", "55.00 (50.00 to 60.00)")
+    assert (row["n"], row["Recall@1"]) == ("2", "55.00 ± 5.00 (50.00 to 60.00)")
     assert other.partition("=")[0] not in row
 
 
@@ -284,7 +288,11 @@ def test_curves_are_means_over_seeds_against_images_and_steps(runs, report):
     assert "against images seen" in html
     assert "against steps" in html
     tips = re.findall(r"<title>(bs20, step .*?)</title>", html)
-    ten, twenty = "step 10, 200 images: 20%, n = 2", "step 20, 400 images: 40%, n = 2"
+    # the standard error of 0.1 and 0.3 is 0.1, that of 0.2 and 0.6 is 0.2
+    ten, twenty = (
+        "step 10, 200 images: 20% ± 10.00, n = 2",
+        "step 20, 400 images: 40% ± 20.00, n = 2",
+    )
     assert tips == 2 * [f"bs20, {ten}", f"bs20, {twenty}"]
     assert "it ends where the first of them stops" in html
 
@@ -396,9 +404,12 @@ def test_the_same_runs_give_the_same_page_that_needs_nothing_else(runs, report):
     html, *_ = first = report(root)
     assert report(root) == first
     assert "http" not in html
-    assert "<script" not in html
-    for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
-        ET.fromstring(svg)
+    assert html.count("<script") == 1
+    assert not re.search(r"<script[^>]+src|@import|url\(", html)
+    figures = re.findall(r"<figure>.*?</figure>", html, re.DOTALL)
+    assert figures
+    for figure in figures:
+        ET.fromstring(figure)
 
 
 def test_a_chart_of_one_value_or_of_none():
@@ -478,3 +489,197 @@ def test_a_run_that_is_being_trained_longer_has_no_result_yet(runs, report):
     table = report(root)[1]
     assert "- a-seed0: unfinished, last seen at step 0 of 60\n" in table
     assert "1 unfinished, 1 finished." in table
+
+
+# ---- comparisons, maps, lists -----------------------------------------------------------------------
+
+
+def scored(recall, **more):
+    return {**RESULT, "recall@1": recall, **more}
+
+
+def test_differences_are_paired_by_seed(runs, report):
+    """Scores vary by ten points from seed to seed, differences by two."""
+    scores = {
+        "a": {0: 0.50, 1: 0.60, 2: 0.70},
+        "b": {0: 0.47, 1: 0.56, 2: 0.65, 3: 0.9},
+        "c": {5: 0.1},
+    }
+    for size, (label, found) in zip((16, 8, 4), scores.items(), strict=True):
+        for seed, recall in found.items():
+            sets = [f"batch.classes={size}", f"run.seed={seed}"]
+            root = runs(f"{label}-seed{seed}", sets, scored(recall))
+    html, table, _ = report(root, "--against", "a")
+    _, _, after = table.partition(
+        "### Recall@1 minus that of a, seed by seed, in percent points\n\n"
+    )
+    rows = [line.strip("| ").split(" | ") for line in after.splitlines() if line[:1] == "|"]
+    # -3, -4, -5: the mean is -4, s is 1, the standard error 1 / sqrt(3)
+    assert rows[2] == ["b", "3", "-4.00", "0.58", "-3.00, -4.00, -5.00"]
+    assert rows[3][0] != "c"  # it shares no seed
+    assert "minus that of a, seed by seed" in html
+    assert "minus that of b, seed by seed" in report(root)[1]  # by default the best mean
+
+
+def test_against_a_row_that_is_not_there(runs, capsys):
+    root = runs("bs20-seed0", ["batch.classes=4"])
+    assert main([str(root), "--out", "unused", "--against", "bs40"]) == 2
+    assert "--against bs40: no such row; the rows are bs20" in capsys.readouterr().err
+
+
+def test_a_study_on_held_out_classes_says_so_and_stands_beside_no_table(runs, report):
+    held = ["eval.every_steps=10", "eval.validation_classes=0.2", "eval.test=false"]
+    found = {"step": 40, "validation_recall@1": 0.5, "seconds": 1.0}
+    for size in (4, 8):
+        sets = [f"batch.classes={size}", *held]
+        root = runs(f"bs{5 * size}-seed0", sets, {**found, "validation_recall@1": size / 10})
+    html, table, _ = report(root)
+    row = row_of(table, "bs40")
+    assert row["validation Recall@1"] == "80.00"
+    assert not [key for key in row if "paper" in key]
+    assert "as published" not in table
+    assert "Recall@1 of held-out classes minus that of bs40" in table
+    assert "validation Recall@1 by batch size" in html
+
+
+def test_a_map_of_two_settings_marks_what_was_published(runs, report):
+    """beta 40 with lam 0.5, and beta 50 with lam 1, which lies between two columns."""
+    for beta in (10, 40, 60):
+        for lam in (0.25, 0.5, 1.0):
+            root = runs(
+                f"beta{beta}-lam{lam}-seed0",
+                [f"loss.beta={beta}", f"loss.lam={lam}"],
+                scored(0.75 - abs(lam - 0.5) - abs(beta - 40) / 1000),
+            )
+    html, _, _ = report(root)
+    figure = next(x for x in re.findall(r"<figure>.*?</figure>", html, re.DOTALL) if "<rect" in x)
+    assert "Recall@1 by loss.beta and loss.lam" in figure
+    tree = ET.fromstring(figure)
+    cells = {rect.get("data-row"): rect for rect in tree.iter("rect")}
+    assert len(cells) == 9
+    assert "40.0,0.5,0.75,0.0,1" in cells
+    names = ["".join(span.itertext()) for span in tree.iter("span")]
+    assert names == ["a the authors' code", "b the paper's text", "c the best of this map"]
+    authors, paper, best = (
+        (float(mark.get("cx")), float(mark.get("cy")))
+        for mark in tree.iter("circle")
+        if mark.get("class") == "mark"
+    )
+
+    def middle(key):
+        rect = cells[key]
+        return [
+            float(rect.get(x)) + float(rect.get(size)) / 2
+            for x, size in (("x", "width"), ("y", "height"))
+        ]
+
+    assert authors[1] == best[1] == pytest.approx(middle("40.0,0.5,0.75,0.0,1")[1] - 8, abs=0.1)
+    between = [middle(key)[0] for key in cells if key.startswith(("40.0,1.0", "60.0,1.0"))]
+    assert between[0] - 30 < paper[0] < between[1]
+    assert paper[1] < authors[1]
+
+
+def test_names_are_no_numbers_for_a_map(runs, report):
+    for name in ("nca", "triplet"):
+        for size in (4, 8):
+            sets = [f"loss.name={name}", f"batch.classes={size}"]
+            root = runs(f"{name}-bs{5 * size}-seed0", sets)
+    assert "<rect" not in report(root)[0].partition("<script")[0]
+
+
+def test_the_list_of_runs_links_their_folders(runs, report, tmp_path):
+    runs("bs20-seed0", ["batch.classes=4"], nearest_png="picture")
+    root = runs("bs 40?-seed0", ["batch.classes=8"], None)
+    html, _, _ = report(root)
+    assert "All runs: 2" in html
+    links = re.findall(r'<a href="([^"]*)">([^<]*)</a>', html)
+    assert [text for _, text in links] == [
+        *("bs 40?-seed0", "config.yaml"),
+        *("bs20-seed0", "config.yaml", "nearest.png"),
+    ]
+    assert links[0][0] == "../runs/sop_batch_size/bs%2040%3F-seed0"
+    for target, _ in links:
+        assert (tmp_path / "out" / unquote(target)).exists()
+
+
+def test_scores_before_training_are_a_column(runs, report):
+    root = runs("one", result=scored(0.5, untrained={"recall@1": 0.125}))
+    assert row_of(report(root)[1], "one")["untrained Recall@1"] == "12.50"
+
+
+# ---- studies in parts -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tuned(tmp_path):
+    """A sweep whose search has ended at one point of two, and the folder of its runs."""
+    base = f"base: {SOP}\nseeds: [0, 1]\nset: {{run.dir: {tmp_path / 'runs'}}}\n"
+    grid = "grid: {batch: {bs20: {batch.classes: 4}, bs40: {batch.classes: 8}}}\n"
+    tune = "tune: {validation_classes: 0.2, grid: {optim.lr: [1e-5, 1e-4]}}\n"
+    path = tmp_path / "study.yaml"
+    path.write_text(base + grid + tune)
+    sweep = read_sweep(path)
+    (tries,) = stages(sweep)
+    for run, recall in zip(tries.runs[:3], (0.3, 0.4, 0.2), strict=True):
+        held = {"step": 40, "planned_steps": run.config.length.steps, "validation_recall@1": recall}
+        write_folder(run, held)
+    _, final = stages(sweep)
+    write_folder(final.runs[0], {**RESULT, "planned_steps": 3000})
+    return path
+
+
+def write_folder(run, result):
+    folder = folder_of(run.config)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(run.config))
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def test_a_search_shows_what_it_chose_and_what_is_missing(tuned, report):
+    html, table, _ = report(tuned.parent / "runs", "--sweep", str(tuned))
+    for text in (html, table):
+        assert "The search, by held-out classes" in text
+    assert "| bs20 | 2 | 1 of 1 | 2 of 2 | lr0.0001 40.00% | lr0.0001 |" in table
+    assert "| bs40 | 2 | 1 of 1 | 1 of 2 | lr1e-05 20.00% |  |" in table
+    assert "- bs20-seed1: never started" in table
+    assert "- bs40-seed0: never started" in table
+    assert "## study/tune" in table
+
+
+def test_the_settings_that_a_search_chose_are_columns(tuned, report):
+    """Though they follow from the batch size."""
+    write_folder(read_sweep(tuned).settings["bs40"][0].final[0], RESULT)
+    for root in (tuned.parent / "runs", tuned.parent / "runs" / "study"):
+        _, table, _ = report(root)
+        rows = {label: row_of(table, label) for label in ("bs20", "bs40")}
+        assert rows["bs20"]["optim.lr"] == "0.0001"
+        assert rows["bs40"]["optim.lr"] == "1e-05"
+
+
+def test_the_folder_of_a_study_is_written_again_from_what_there_is(tuned, tmp_path):
+    out = tmp_path / "docs" / "studies" / "study"
+    command = [str(tuned.parent / "runs"), "--out", str(out), "--sweep", str(tuned), "--study"]
+    assert main(command) == 0
+    readme = out / "README.md"
+    first = readme.read_text()
+    assert first.startswith("# study\n\nWhat it asks")
+    assert "- bs40-seed0: never started" in first
+    assert (out / "study.yaml").read_text() == tuned.read_text()
+    assert (out / "sop.yaml").read_text() == SOP.read_text()
+    assert str(tmp_path) not in (out / "report.html").read_text()  # its runs are not part of it
+    readme.write_text(first.replace("What it asks, and", "Mine:") + "\nAnd this.\n")
+    write_folder(stages(read_sweep(tuned))[1].runs[1], {**RESULT, "planned_steps": 3000})
+    assert main(command) == 0
+    again = readme.read_text()
+    assert "Mine: what came out" in again
+    assert again.endswith("\nAnd this.\n")
+    assert "- bs20-seed1: never started" not in again
+    assert again.count("<!-- written by") == 1
+    readme.write_text(again.replace("<!-- end of what it writes -->", ""))
+    assert main(command) == 2
+
+
+def test_a_study_has_one_sweep(tuned, capsys):
+    with pytest.raises(SystemExit):
+        main([str(tuned.parent / "runs"), "--out", "unused", "--study"])
+    assert "--study needs --sweep with one file" in capsys.readouterr().err

@@ -449,7 +449,7 @@ def test_a_sweep_that_became_longer_is_not_finished(tmp_path, before, planned, r
 
 def test_a_run_that_was_submitted_and_is_gone_has_stopped(study, monkeypatch):
     record_submission(study)
-    monkeypatch.setattr("launch.slurm.queued_jobs", lambda folder: {})
+    monkeypatch.setattr("launch.starting.queued_jobs", lambda folder: {})
     log = study.submissions.parent / "slurm" / "7_1_0_log.out"
     log.parent.mkdir()
     log.touch()
@@ -559,9 +559,11 @@ def test_what_was_submitted_before_a_refusal_is_reported(study, monkeypatch):
 
 
 def test_watch_goes_with_status(study, capsys):
-    with pytest.raises(SystemExit):
-        study("--watch", "5")
-    assert "needs --status" in capsys.readouterr().err
+    assert "--watch needs --status, or a sweep with a section tune" in study("--watch", "5", code=2)
+    for wrong in (["--watch", "0"], ["--watch", "5", "--dry-run"]):
+        with pytest.raises(SystemExit):
+            study(*wrong)
+        assert "--watch SECONDS" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP])
@@ -595,7 +597,7 @@ def test_only_restricts_every_action(study, monkeypatch):
         submitted.append([run.name for run in runs])
         return ["7"]
 
-    monkeypatch.setattr("launch.slurm.submit", submit)
+    monkeypatch.setattr("launch.starting.submit", submit)
     said = study("--only", "b")
     assert "submitted 1 of 1 runs as job 7" in said
     study.folders["a"].mkdir()

@@ -399,7 +399,7 @@ def test_an_absent_base_is_told_once(problems):
         (None, "No such file or directory; check the path"),
         (b"a: [", "is not YAML"),
         (b"\xff", "not UTF-8"),
-        (b"3", "is not a mapping; a sweep has base, seeds, set, grid, variants, slurm"),
+        (b"3", "is not a mapping; a sweep has base, seeds, set, grid, variants, tune, slurm"),
         (b"", "is not a mapping"),
     ],
 )

@@ -218,6 +218,13 @@ def _contradictions(sections: Mapping[str, Any]) -> Iterator[Problem]:
         text = "without eval.every_steps there is nothing to choose by the held-out classes"
         fix = "for example eval.every_steps=500, or eval.validation_classes=0"
         yield Problem("eval.validation_classes", evaluation.validation_classes, text, fix)
+    if evaluation and not evaluation.test and not evaluation.validation_classes:
+        text = "neither test nor held-out classes would be evaluated"
+        fix = "for example eval.validation_classes=0.2, or eval.test=true"
+        yield Problem("eval.test", False, text, fix)
+    if evaluation and not evaluation.test and evaluation.untrained:
+        text = "evaluates the test classes, and eval.test is false"
+        yield Problem("eval.untrained", True, text, "set eval.untrained=false or eval.test=true")
     if evaluation and evaluation.patience and not evaluation.validation_classes:
         text = "no classes are held out to tell when training stops improving"
         fix = "for example eval.validation_classes=0.1, or eval.patience=null"

@@ -347,6 +347,12 @@ class Eval:
         example=5,
     )
     untrained: bool = key("also evaluate the test classes before the first step", default=False)
+    test: bool = key(
+        "evaluate the test classes at the end; false: never, for runs that settings are chosen by, which "
+        "have the score of the held-out classes instead; needs `eval.validation_classes`",
+        default=True,
+        execution=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

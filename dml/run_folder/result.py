@@ -24,7 +24,8 @@ from dml.run_folder.progress import Progress
 def result_of(
     scores: Mapping[str, float], progress: Progress, plan: Plan, seed: int
 ) -> dict[str, Any]:
-    """The content of result.json. scores: of the test classes, with the weights of the final step."""
+    """The content of result.json. scores: of the test classes, with the weights of the final step; none
+    with eval.test=false."""
     step, chosen = progress.final_step, progress.best_step is not None
     return {
         **scores,
@@ -63,7 +64,8 @@ def write_picture(folder: Path, picture: Image.Image) -> None:
 
 def summary(folder: Path, result: Mapping[str, Any], config: Config) -> str:
     """The last lines of a training."""
-    picture = "" if config.model.backbone == "none" else "nearest.png, "
+    pictures = config.eval.test and config.model.backbone != "none"
+    picture = "nearest.png, " if pictures else ""
     lines = [f"{folder}: {picture}result.json; tensorboard --logdir {folder.parent}"]
     if result["untrained"]:
         before, after = result["untrained"]["recall@1"], result["recall@1"]
