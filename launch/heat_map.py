@@ -1,6 +1,7 @@
 """A score over two settings as a map of coloured cells, with marked points."""
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -139,12 +140,12 @@ def _cells(
 
 
 def _marks(marks: Sequence[Mark], xs: Sequence[float], ys: Sequence[float]) -> Iterable[str]:
-    """Letters beside the number of a cell; those of one place stand next to each other."""
-    there: dict[tuple[float, float], int] = {}
+    """Letters at the edge of a cell, or between cells; those of one place stand next to each other."""
+    there: Counter[tuple[float, float]] = Counter()
     for i, mark in enumerate(marks):
         at, down = _at(xs, ys, mark.x, mark.y)
-        before = there.setdefault((at, down), 0)
+        in_a_cell = mark.x in xs and mark.y in ys
+        x = at - in_a_cell * (_width(xs) / 2 - 9) + 15 * there[at, down]
         there[at, down] += 1
-        x = at - min(_width(xs) / 2 - 9, 26) + 15 * before
         yield f'<circle class="mark" cx="{x:.1f}" cy="{down - 8:.1f}" r="7"/>'
         yield f'<text class="mid mark" x="{x:.1f}" y="{down - 4:.1f}">{_letter(i)}</text>'

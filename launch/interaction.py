@@ -117,7 +117,7 @@ for (const figure of document.querySelectorAll('figure')) {
     ).join(''));
     back.hidden = view === whole;
   };
-  const back = button('whole', () => { view = whole; place(); });
+  const back = button('reset zoom', () => { view = whole; place(); });
   back.hidden = true;
   const frame = svg.appendChild(document.createElementNS(svg.namespaceURI, 'rect'));
   frame.setAttribute('class', 'frame');

@@ -18,6 +18,7 @@ from launch.tables import describe_missing, remarks, sections, table_cells, titl
 
 X_AXES = {"batch.size": "batch size", "model.embedding_size": "embedding size"}
 
+HINT = "In a figure, drag to zoom and double-click for the whole of it."
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --soft: #68707a; --line: #d9dde2; --paper: #fff;
   --l: 42%; font: 15px/1.5 system-ui, sans-serif; }
@@ -36,7 +37,7 @@ th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
   background: var(--paper); }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr));
   gap: 1.5rem; margin-top: 1.5rem; }
-figure { margin: 0; } figcaption { font-weight: 600; font-size: .9rem; }
+figure { margin: 0; max-width: 720px; } figcaption { font-weight: 600; font-size: .9rem; }
 svg { width: 100%; height: auto; }
 svg text { fill: var(--soft); font-size: 11px; }
 .mid { text-anchor: middle; } .end { text-anchor: end; }
@@ -74,7 +75,7 @@ def page(
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n"
-        f"<h1>Report</h1>\n{body}\n<script>{SCRIPT}</script>\n</html>\n"
+        f"<h1>Report</h1>\n<p>{HINT}</p>\n{body}\n<script>{SCRIPT}</script>\n</html>\n"
     )
 
 

@@ -15,6 +15,7 @@ from launch.records import Group, Run, Spread, Study
 from launch.run_files import SCORES
 
 AMOUNTS = ("images", "step", "trained_steps", "seconds", "images_per_second")
+MOST_PARAMETERS = 6  # that are listed in a sentence
 SPREAD = "Fractions in percent: the mean over n seeds ± its standard error (lowest to highest)."
 
 
@@ -105,7 +106,9 @@ def _loss_parameters(study: Study) -> Iterator[str]:
         for group in study.groups
         if (beta := group.settings.get("loss.beta")) is not None
     )
-    if found:
+    if len(found) > MOST_PARAMETERS:
+        yield f"The parameters of the loss have {len(found)} different values: see the columns."
+    elif found:
         yield f"Parameters of the loss: {'; '.join(found)}."
 
 
