@@ -10,7 +10,9 @@ import pytest
 from dml.catalogue import LOSS_PARAMETERS
 from dml.config import Config, load, to_yaml
 from dml.plan import plan
+from launch.budget import budget
 from launch.estimate import Estimate, estimate, paper_scores, total_hours
+from launch.halving import searches, whole_lengths
 from launch.paper import Row, Table, read_tables
 from launch.records import settings_of
 from launch.status import NEW, RunStatus
@@ -21,7 +23,10 @@ CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
 OURS = ["features", "icons", "icons_mini", "your_images"]  # not of the paper, for a CPU
 OTHER_PAPERS = ["sop_recall_surrogate"]
 PAPER = [name for name in CONFIGS if name not in (*OURS, *OTHER_PAPERS)]
-SWEEPS = sorted(path.stem for path in (ROOT / "configs" / "sweeps").glob("*.yaml"))
+FILES = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
+# studies of ours that search their settings, and all others, which repeat those of the paper
+SEARCHES = [path.stem for path in FILES if "\ntune:" in path.read_text()]
+SWEEPS = [path.stem for path in FILES if path.stem not in SEARCHES]
 PAPER_SWEEPS = [name for name in SWEEPS if not name.startswith("icons")]
 
 # Supplement, Tables 1 and 2: batch size -> Recall@1.
@@ -315,6 +320,25 @@ def test_the_header_of_a_sweep(name: str) -> None:
     printed = set(re.findall(r"\d+\.\d+", text.partition("Time:")[0]))
     assert printed <= set(scores(name).values())
     assert bool(printed) == (name in PAPER_SWEEPS)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_the_header_of_a_sweep_with_a_search(name: str) -> None:
+    """It gives the command, the budget that --dry-run prints, and the loss; budgets are equal."""
+    command, *more = lines = header(f"sweeps/{name}")
+    assert len(lines) <= 6
+    assert command == f"# python launch/slurm.py --sweep configs/sweeps/{name}.yaml"
+    text = " ".join(line.removeprefix("# ") for line in more)
+    said = re.search(r"Budget: ([\d,]+) runs, ([\d.]+) hours of one process \(assumed\)", text)
+    assert said is not None
+    found = sweep(name)
+    whole = whole_lengths(found)
+    budgets = [budget(found, each, whole) for each in searches(found)]
+    assert int(said[1].replace(",", "")) == sum(each.runs for each in budgets)
+    assert float(said[2]) == pytest.approx(sum(each.hours or 0 for each in budgets), rel=0.02)
+    assert len({each.settings for each in budgets}) == 1
+    assert "authors' code (beta 40, lam 0.5)" in text
+    assert "\n# images_per_second: assumed" in Path(path(f"sweeps/{name}")).read_text()
 
 
 def test_the_hours_of_the_sop_study() -> None:
