@@ -12,7 +12,7 @@ from launch.heat_map import heat_map
 from launch.interaction import SCRIPT
 from launch.paper import Table, tables_for
 from launch.plots import Point, Series, chart, percent
-from launch.records import Evaluation, Group, Run, Spread, Study
+from launch.records import Group, Measured, Run, Spread, Study
 from launch.run_files import CONFIG
 from launch.tables import describe_missing, remarks, sections, table_cells, title_of
 
@@ -153,9 +153,18 @@ def figures(study: Study, papers: Sequence[Table]) -> Iterable[str]:
     for split in dict.fromkeys(each.split for run in study.runs for each in run.evaluations):
         title = f"Recall@1 of the {split} classes, against"
         mean = " (mean of the finished seeds; it ends where the first of them stops)"
-        images, steps = (_curves(study, split, x) for x in (lambda e: e.images, lambda e: e.step))
+
+        def of_split(run: Run, split: str = split) -> list[Measured]:
+            return [each for each in run.evaluations if each.split == split]
+
+        images, steps = (
+            _curves(study, of_split, x) for x in (lambda e: e.images, lambda e: e.step)
+        )
         yield chart(f"{title} images seen{mean}", "images", images)
         yield chart(f"{title} steps{mean}", "steps", steps, log_x=True)
+    if any(each.share for run in study.runs for each in run.without_pairs):
+        shares = _curves(study, lambda run: run.without_pairs, lambda e: e.images)
+        yield chart("Share of the steps so far without informative pairs", "images", shares)
 
 
 def _by_setting(study: Study, key: str, papers: Sequence[Table]) -> Iterable[str]:
@@ -193,15 +202,13 @@ def _paper_series(table: Table, key: str) -> Series:
     return Series(f"paper on {table.dataset}, {table.table}", points, dashed=True)
 
 
-def _curves(study: Study, split: str, x_of: Callable[[Evaluation], int]) -> list[Series]:
+def _curves(
+    study: Study, of_run: Callable[[Run], Sequence[Measured]], x_of: Callable[[Measured], int]
+) -> list[Series]:
     """The mean of each group's finished seeds, at the steps that all of them evaluated."""
     series = []
     for group in study.groups:
-        runs = [
-            found
-            for run in group.finished
-            if (found := [each for each in run.evaluations if each.split == split])
-        ]
+        runs = [found for run in group.finished if (found := of_run(run))]
         steps = [{each.step for each in evaluations} for evaluations in runs]
         shared = sorted(set.intersection(*steps)) if steps else []
         points = tuple(_mean_at(group, step, runs, x_of) for step in shared)
@@ -211,10 +218,10 @@ def _curves(study: Study, split: str, x_of: Callable[[Evaluation], int]) -> list
 
 
 def _mean_at(
-    group: Group, step: int, runs: Sequence[Sequence[Evaluation]], x_of: Callable[[Evaluation], int]
+    group: Group, step: int, runs: Sequence[Sequence[Measured]], x_of: Callable[[Measured], int]
 ) -> Point:
     found = [each for evaluations in runs for each in evaluations if each.step == step]
-    spread = Spread.of([each.recall for each in found])
+    spread = Spread.of([each.share for each in found])
     where = f"{group.label}, step {step:,}, {found[0].images:,} images: "
     return _point(x_of(found[0]), spread, where)
 

@@ -34,6 +34,8 @@ from launch.sweep import TUNE
 FINISHED, FAILED, UNFINISHED, ABSENT = "finished", "failed", "unfinished", "never started"
 DAMAGED = "damaged"  # a file of it cannot be used
 
+MOST_POINTS = 40  # of a curve of what is measured at every line of metrics.jsonl
+
 # The settings that do not make another row of a report: how a run is carried out, its name and seed,
 # and how often it is measured. batch.size stands for batch.classes. With held-out classes
 # eval.every_steps does count, because it decides which steps the best one is chosen from.
@@ -44,31 +46,33 @@ IGNORED = EXECUTION | {
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """An evaluation during training."""
+class Measured:
+    """A share that was measured during training: Recall@1 of a split, or of steps without pairs."""
 
     split: str
     step: int
     images: int
-    recall: float
+    share: float
 
 
 @dataclass(frozen=True)
 class Run:
     """settings: section.key -> value. planned: its length in steps. note: why there is no result.
-    log: the last lines of its log. folder: None if it never started."""
+    log: the last lines of its log. folder: None if it never started. without_pairs: the share of steps
+    without an informative pair, up to some of its steps."""
 
     study: str
     name: str
     state: str
     settings: Mapping[str, Any]
     result: Mapping[str, Any]
-    evaluations: tuple[Evaluation, ...] = ()
+    evaluations: tuple[Measured, ...] = ()
     images_per_second: float | None = None
     planned: int | None = None
     note: str = ""
     log: tuple[str, ...] = ()
     folder: Path | None = None
+    without_pairs: tuple[Measured, ...] = ()
 
     @property
     def label(self) -> str:
@@ -292,9 +296,14 @@ def _read_run(folder: Path, study: str, name: str) -> Run:
     size = settings["batch.size"]
     lines, speeds = read_metrics(folder), read_speeds(folder)
     evaluations = tuple(
-        Evaluation(line["split"], line["step"], line["step"] * size, line["recall@1"])
+        Measured(line["split"], line["step"], line["step"] * size, line["recall@1"])
         for line in lines
         if line.get("split") is not None and line.get("recall@1") is not None
+    )
+    told = [line for line in lines if line.get("steps_without_pairs") is not None]
+    without_pairs = tuple(
+        Measured("train", line["step"], line["step"] * size, line["steps_without_pairs"])
+        for line in told[:: -(-len(told) // MOST_POINTS) or 1]
     )
     state, note = FINISHED, ""
     last = max((line["step"] for line in lines), default=0)
@@ -319,4 +328,5 @@ def _read_run(folder: Path, study: str, name: str) -> Run:
         steps,
         note,
         log if state == FAILED else (),
+        without_pairs=without_pairs,
     )

@@ -96,7 +96,8 @@ def read_config(folder: Path) -> Config:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    tests = {"step": is_whole, "split": is_text, "recall@1": is_share}
+    tests = {"step": is_whole, "split": is_text}
+    tests |= dict.fromkeys(("recall@1", "steps_without_pairs"), is_share)
     return _sound_lines(folder / METRICS, tests)
 
 

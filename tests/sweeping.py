@@ -24,9 +24,9 @@ SETTINGS = {
 
 
 class Sweeping:
-    """A sweep with one named point per run, and its folder."""
+    """A sweep with one named point per run, and its folder. tune: its search."""
 
-    def __init__(self, folder, points, slurm=None, env=None, **settings):
+    def __init__(self, folder, points, slurm=None, env=None, tune=None, **settings):
         folder.mkdir(exist_ok=True)
         self.folder, self.env = folder, {**environment(), **(env or {})}
         self.runs = {name: folder / "runs" / "study" / f"{name}-seed0" for name in points}
@@ -35,6 +35,7 @@ class Sweeping:
             "set": {**SETTINGS, "run.dir": str(folder / "runs"), **settings},
             "grid": {"point": points},
             "slurm": {"minutes": 10, **(slurm or {})},
+            **({"tune": tune} if tune else {}),
         }
         self.path = folder / "study.yaml"
         self.path.write_text(yaml.safe_dump(tree, sort_keys=False))

@@ -602,6 +602,19 @@ def test_the_list_of_runs_links_their_folders(runs, report, tmp_path):
         assert (tmp_path / "out" / unquote(target)).exists()
 
 
+def test_steps_without_pairs_are_drawn_as_a_curve(runs, report):
+    """At most 40 points, however long the run was."""
+    for seed in (0, 1):
+        told = [{"step": 10 * t, "steps_without_pairs": t / 400} for t in range(1, 101)]
+        root = runs(f"bs20-seed{seed}", ["batch.classes=4", f"run.seed={seed}"], metrics=told)
+    html, _, _ = report(root)
+    figures = re.findall(r"<figure>.*?</figure>", html, re.DOTALL)
+    (drawn,) = [ET.fromstring(figure) for figure in figures if "of the steps so far" in figure]
+    points = [circle.get("data-row") for circle in drawn.iter("circle")]
+    assert len(points) == 34
+    assert points[1] == "bs20,800,0.01,0.01,0.01"  # 40 steps of 20 images, of which 1% had no pair
+
+
 def test_scores_before_training_are_a_column(runs, report):
     root = runs("one", result=scored(0.5, untrained={"recall@1": 0.125}))
     assert row_of(report(root)[1], "one")["untrained Recall@1"] == "12.50"

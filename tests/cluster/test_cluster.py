@@ -258,3 +258,23 @@ def test_cancelled_runs_stay_away_until_the_sweep_is_started_again(slurm, tmp_pa
     sweep.until("finished")
     assert sweep.steps("first") == [*range(1, 13)]
     assert sweep.steps("first", "timing.jsonl")[done] == done + 1, "it was saved, and continued"
+
+
+def test_a_search_goes_on_to_the_test_classes_by_itself(slurm, tmp_path):
+    """--watch submits the runs of the chosen setting as soon as the search has ended, in arrays of their
+    own; called again, there is nothing left to do."""
+    tune = {"grid": {"optim.lr": [1e-4, 1e-3]}, "validation_classes": 0.2}
+    study = OnSlurm(slurm, tmp_path / "search", {"a": {}}, tune=tune, **{"length.steps": 4})
+    said = study("--watch", "1")
+    assert said.count("submitted 2 of 2 runs as job") == 1
+    assert said.count("submitted 1 of 1 runs as job") == 1
+    tried = study.folder / "runs" / "study" / "tune"
+    scores = {
+        lr: json.loads((tried / f"a-lr{lr}-seed0" / "result.json").read_bytes())
+        for lr in ("0.0001", "0.001")
+    }
+    assert not any("recall@1" in score for score in scores.values())
+    best = max(scores, key=lambda lr: scores[lr]["validation_recall@1"])
+    assert f"lr: {best}\n" in (study.runs["a"] / "config.yaml").read_text()
+    assert study.result("a")["recall@1"] > 0
+    assert "submitted 0 of 1 runs;" in study("--watch", "1")
