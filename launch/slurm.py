@@ -173,11 +173,11 @@ def print_config(sweep: Sweep) -> int:
         raise SweepError([text], sweep.path)
     (run,) = sweep.runs
     if sweep.search:
-        ((search,), (*_, last)) = searches(sweep), stages(sweep)
+        (search,) = searches(sweep)
         if search.chosen is None:
             text = f"{run.name} has no settings yet; --status shows how far the search is"
             raise SweepError([text], sweep.path)
-        (run,) = last.runs
+        run = next(each for each in search.chosen.final if each.name == run.name)
     print(to_yaml(run.config), end="")
     return SUCCESS
 

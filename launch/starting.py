@@ -114,7 +114,11 @@ def submit_all(sweep: Sweep, failed: bool, interval: float | None) -> int:
             break
         if not any(active):
             return final_code(sweep)
-        time.sleep(interval)
+        try:
+            time.sleep(interval)
+        except KeyboardInterrupt:
+            print("the jobs in the queue go on; the same command submits what follows them")
+            return INTERRUPTED
     if any(each.open_runs for each in searches(sweep)):
         print(
             "when these runs have ended, the same command submits those that follow; --watch 60 would "

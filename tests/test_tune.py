@@ -506,6 +506,15 @@ def test_on_slurm_every_call_submits_what_follows(study, launch, monkeypatch):
     assert "2 finished" in said
 
 
+def test_who_watches_may_leave(launch, monkeypatch):
+    def sleep(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launch.starting.submit", lambda name, runs: ["7"])
+    monkeypatch.setattr("launch.starting.time.sleep", sleep)
+    assert "the same command submits what follows them" in launch("--watch", "5", code=75)
+
+
 def test_only_some_points(study, capsys):
     sweep = study(grid={"model.embedding_size": [16, 32]})
     assert main(["--sweep", sweep.path, "--status", "--only", "embedding_size32"]) == 0
