@@ -560,6 +560,6 @@ def test_a_search_on_this_machine_is_killed_and_goes_on(study):
     found = result(folder_of(run.config))
     assert found["validation_recall@1"] is None
     assert 0 < found["recall@1"] <= 1
-    again = subprocess.run(command, **started, timeout=100, check=False)
+    again = subprocess.run(command, **started, timeout=300, check=False)
     assert "study: 1 finished" in again.stdout
     assert "1/1" not in again.stdout
