@@ -22,22 +22,24 @@ def reference(study: Study, against: str | None) -> Group | None:
 
 
 def paired(study: Study, against: str | None = None) -> Comparison | None:
-    """The differences to one group, in percent points; None if there is nothing to compare.
+    """The differences to one group, in percent points; None if no group shares two seeds with it, because
+    a single difference has no spread.
 
     against: the label of that group; by default it is the best one.
     """
     best = reference(study, against)
     if best is None:
         return None
-    rows = []
+    rows, most = [], 0
     for group in study.groups:
         found = differences(group, best, study.score)
         if group is not best and found:
             spread = Spread.of(found)
+            most = max(most, spread.n)
             error = f"{100 * spread.error:.2f}" if spread.n > 1 else ""
             each = ", ".join(f"{100 * x:+.2f}" for x in found)
             rows.append((group.label, str(spread.n), f"{100 * spread.mean:+.2f}", error, each))
     what = "Recall@1" if study.score == "recall@1" else "Recall@1 of held-out classes"
     title = f"{what} minus that of {best.label}, seed by seed, in percent points"
     header = ("runs", "shared seeds", "mean difference", "standard error", "each seed")
-    return Comparison(title, header, tuple(rows)) if rows else None
+    return Comparison(title, header, tuple(rows)) if most > 1 else None

@@ -25,7 +25,7 @@ from launch.paper import read_tables
 from launch.records import FINISHED, Study, read_studies
 from launch.slurm_commands import SlurmError
 from launch.study import write_study
-from launch.sweep import Sweep, SweepError, read_sweep
+from launch.sweep import TUNE, Sweep, SweepError, read_sweep
 from launch.tables import as_csv, markdown
 from shards.files import write_whole
 from shards.output import exit_code, program_name
@@ -112,10 +112,9 @@ def write(studies: Sequence[Study], sweeps: Mapping[str, Sweep], arguments: Name
     tuned = {
         name: search_state(sweep, searches(sweep)) for name, sweep in sweeps.items() if sweep.search
     }
-    text = markdown(studies, tables, tuned, against)
     files = {
         "report.html": page(studies, tables, tuned, against, None if arguments.study else out),
-        "report.md": text,
+        "report.md": markdown(studies, tables, tuned, against),
         "runs.csv": as_csv(studies, tables),
     }
     try:
@@ -125,7 +124,8 @@ def write(studies: Sequence[Study], sweeps: Mapping[str, Sweep], arguments: Name
             write_whole(out / name, content.encode("utf-8", "backslashreplace"))
         if arguments.study:
             (sweep,) = arguments.sweep
-            write_study(out, read_sweep(sweep), text)
+            results = [study for study in studies if Path(study.name).name != TUNE]
+            write_study(out, read_sweep(sweep), markdown(results, tables, tuned, against))
     except OSError as error:
         raise ReportError(f"{out} cannot be written: {error.strerror}") from None
 

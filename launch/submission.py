@@ -190,7 +190,9 @@ def submit(sweep: str, runs: Sequence[SweepRun]) -> list[str]:
     if not is_installed("sbatch"):
         raise SlurmError("there is no sbatch here; --executor local runs the sweep on this machine")
     folder, jobs = sweep_folder(runs), list[str]()
-    folder.mkdir(parents=True, exist_ok=True)  # of a search: inside that of the sweep, which is locked
+    folder.mkdir(
+        parents=True, exist_ok=True
+    )  # of a search: inside that of the sweep, which is locked
     logs = (folder / LOGS).absolute()
     for resources, members in group_by_resources(runs).items():
         name = f"{sweep}-{secrets.token_hex(3)}".replace(" ", "_")

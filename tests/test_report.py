@@ -519,6 +519,9 @@ def test_differences_are_paired_by_seed(runs, report):
     assert rows[3][0] != "c"  # it shares no seed
     assert "minus that of a, seed by seed" in html
     assert "minus that of b, seed by seed" in report(root)[1]  # by default the best mean
+    shutil.rmtree(root / "sop_batch_size" / "a-seed1")
+    shutil.rmtree(root / "sop_batch_size" / "a-seed2")
+    assert "seed by seed" not in report(root)[1]  # a single difference has no spread
 
 
 def test_against_a_row_that_is_not_there(runs, capsys):
@@ -531,8 +534,11 @@ def test_a_study_on_held_out_classes_says_so_and_stands_beside_no_table(runs, re
     held = ["eval.every_steps=10", "eval.validation_classes=0.2", "eval.test=false"]
     found = {"step": 40, "validation_recall@1": 0.5, "seconds": 1.0}
     for size in (4, 8):
-        sets = [f"batch.classes={size}", *held]
-        root = runs(f"bs{5 * size}-seed0", sets, {**found, "validation_recall@1": size / 10})
+        for seed in (0, 1):
+            sets = [f"batch.classes={size}", f"run.seed={seed}", *held]
+            root = runs(
+                f"bs{5 * size}-seed{seed}", sets, {**found, "validation_recall@1": size / 10}
+            )
     html, table, _ = report(root)
     row = row_of(table, "bs40")
     assert row["validation Recall@1"] == "80.00"
@@ -677,6 +683,8 @@ def test_the_folder_of_a_study_is_written_again_from_what_there_is(tuned, tmp_pa
     first = readme.read_text()
     assert first.startswith("# study\n\nWhat it asks")
     assert "- bs40-seed0: never started" in first
+    assert "## study/tune" not in first
+    assert "## study/tune" in (out / "report.md").read_text()
     assert (out / "study.yaml").read_text() == tuned.read_text()
     assert (out / "sop.yaml").read_text() == SOP.read_text()
     assert str(tmp_path) not in (out / "report.html").read_text()  # its runs are not part of it
