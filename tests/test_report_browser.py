@@ -1,19 +1,13 @@
 """The page of a report in a real browser, opened from a file."""
 
 import csv
-import shutil
 import xml.etree.ElementTree as ET
 
 import pytest
+from browser import opened
 from test_report import report, runs, scored  # noqa: F401  fixtures
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium")
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; make browser installs it"),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -27,16 +21,8 @@ def page(runs, report, tmp_path):  # noqa: F811
             sets = [f"batch.classes={size}", f"run.seed={seed}"]
             root = runs(f"bs{5 * size}-seed{seed}", sets, scored(final + seed / 10), curve)
     report(root)
-    with sync_api.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        opened = browser.new_page(viewport={"width": 1200, "height": 900})
-        problems = []
-        opened.on("pageerror", lambda error: problems.append(str(error)))
-        opened.on("request", lambda request: problems.append(request.url))
-        opened.goto(f"file://{tmp_path}/out/report.html")
-        yield opened
-        browser.close()
-    assert problems == [f"file://{tmp_path}/out/report.html"]
+    with opened(f"file://{tmp_path}/out/report.html", (1200, 900)) as shown:
+        yield shown
 
 
 def figure_of(page, title):
