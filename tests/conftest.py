@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 from forks import Forked
+from hypothesis import settings
 
 # Threads that wait for work must not spin: with more threads than cores, small networks became ten
 # times slower. Both settings are read when torch is first imported.
@@ -18,6 +19,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 gc.set_threshold(10_000)  # as in quick/sitecustomize.py
+settings.register_profile("tests", deadline=None)  # a busy machine is no failure
+settings.load_profile("tests")
 
 # No doctests: two modules of one name, and a device that must not be registered in this process.
 collect_ignore = ["conftest.py", "cluster/conftest.py", "fakegpu.py", "quick", "workers"]

@@ -202,9 +202,7 @@ JSON = st.recursive(
 )
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     file=st.sampled_from([file for file in FILES if file != "config.yaml"]),
     keys=st.dictionaries(

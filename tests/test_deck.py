@@ -10,7 +10,7 @@ from dml.data.deck import Deck, mix, shuffled
 decks = st.integers(1, 40).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, size)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(decks, st.integers(0, 2**64 - 1))
 def test_hands_are_distinct_and_cards_fair(sizes, key):
     size, hand = sizes
@@ -25,7 +25,7 @@ def test_hands_are_distinct_and_cards_fair(sizes, key):
         assert counts.max() - counts.min() <= 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(decks, st.integers(0, 50))
 def test_a_deal_needs_no_history(sizes, n):
     """The same alone, and from a deck that has dealt others, in another order."""

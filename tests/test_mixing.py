@@ -37,7 +37,7 @@ groups = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 # ---- a deck of groups ------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(groups, st.data(), st.integers(0, 2**64 - 1))
 def test_over_a_shuffle_every_card_of_a_grouped_deck_comes_equally_often(sizes, data, key):
     total = sum(sizes)
@@ -55,7 +55,7 @@ def test_over_a_shuffle_every_card_of_a_grouped_deck_comes_equally_often(sizes, 
         assert counts.sum() == end * hand  # so with a whole number of hands all come c + 1 times
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(groups, st.integers(1, 8), st.integers(0, 2**32))
 def test_a_hand_of_several_groups_comes_only_where_a_group_ends(sizes, hand, key):
     total = sum(sizes)
@@ -92,7 +92,7 @@ def population(rng, count):
     return order, labels[order], group[order]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 30), st.integers(2, 12), st.integers(0, 2**63 - 1), st.integers(0, 500))
 def test_the_images_of_a_step_are_those_of_a_loop_over_classes(count, M, seed, step):
     rng = np.random.default_rng(seed % 1000)
@@ -113,7 +113,7 @@ def test_the_images_of_a_step_are_those_of_a_loop_over_classes(count, M, seed, s
     assert list(zip(found, found_labels, strict=True)) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(2, 12),
     st.integers(1, 4),

@@ -152,7 +152,7 @@ def test_in_shop_by_hand():
     }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(-2, 2), st.integers(-2, 2), st.integers(0, 3)), min_size=2))
 def test_ties_count_against_the_model(samples):
     """Small integers: dot products are exact, and ties many."""

@@ -431,7 +431,7 @@ sizes = st.integers(2, 24)
 seeds = st.integers(0, 10_000)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(variants, sizes, seeds)
 def test_permuting_the_batch_permutes_the_gradient(variant, m, seed):
     X, labels = batch(m=m, d=4, classes=5, seed=seed)
@@ -443,7 +443,7 @@ def test_permuting_the_batch_permutes_the_gradient(variant, m, seed):
     assert torch.allclose(permuted_gradient, gradient[order], rtol=1e-9, atol=1e-11)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(variants, sizes, seeds)
 def test_relabelling_the_classes_changes_nothing(variant, m, seed):
     X, labels = batch(m=m, d=4, classes=5, seed=seed)
@@ -455,7 +455,7 @@ def test_relabelling_the_classes_changes_nothing(variant, m, seed):
     assert torch.equal(renamed_gradient, gradient)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(variants, sizes, seeds, st.integers(1, 30))
 def test_cutting_into_tiles_changes_nothing(variant, m, seed, tile):
     X, labels = batch(m=m, d=4, classes=5, seed=seed)
