@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 PYTEST = $(BIN)/python -m pytest -q --dist loadfile
 SLOW = processes or training or slow or slurm
 
-test: $(STAMP) ## all tests: twelve minutes on two cores
+test: $(STAMP) ## all tests: a quarter of an hour on two cores
 	$(PYTEST) -n 3 --no-loadscope-reorder
 
 test-fast: $(STAMP) ## tests without groups of processes, training or Slurm: two or three minutes
