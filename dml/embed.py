@@ -29,15 +29,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dml.config.keys import BACKBONE
-from dml.errors import MISTAKES, EmbeddedError, Mistake, NotFiniteError, memory_sentence
+from dml.errors import EmbeddedError, Mistake, run_command
 from shards.cores import available_cores
 from shards.item import ShardError
-from shards.output import STOPPED, program_name, run_program
+from shards.output import program_name, run_program
 
 if TYPE_CHECKING:
     from dml.models import Embedder
-
-DONE, NO_MEMORY, MISTAKE = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,22 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    name = program_name("dml/embed.py")
-    try:
-        print(embed_images(args))
-        return DONE
-    except (*MISTAKES, NotFiniteError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return MISTAKE
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted, nothing was written", file=sys.stderr)
-        return STOPPED
-    except Exception as error:
-        sentence = memory_sentence(error, "--batch", "--workers")
-        if sentence is None:
-            raise
-        print(f"{name}: {sentence}", file=sys.stderr)
-        return NO_MEMORY
+    return run_command(
+        program_name("dml/embed.py"),
+        lambda: print(embed_images(args)),
+        interrupted="interrupted, nothing was written",
+        to_need_less=("--batch", "--workers"),
+    )
 
 
 def embed_images(args: argparse.Namespace) -> str:

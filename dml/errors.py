@@ -2,10 +2,14 @@
 
 import errno
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 
 from dml.rules import Problem
 from shards.item import ShardError
+from shards.output import STOPPED
+
+DONE, NO_MEMORY, MISTAKE = 0, 1, 2
 
 
 def in_full(path: str) -> str:
@@ -83,3 +87,31 @@ def memory_sentence(
 
 class NotFiniteError(ValueError):
     """NaN or infinity where there must be none: training has diverged."""
+
+
+def run_command(
+    name: str,
+    work: Callable[[], None],
+    interrupted: str = "interrupted",
+    to_need_less: tuple[str, str] | None = None,
+) -> int:
+    """The exit code of a command on a trained model; what went wrong is printed in a sentence.
+
+    to_need_less: what a user sets where memory is short, as for `memory_sentence`; None: such an error is
+    unexpected.
+    """
+    try:
+        work()
+        return DONE
+    except (*MISTAKES, NotFiniteError, OSError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return MISTAKE
+    except KeyboardInterrupt:
+        print(f"{name}: {interrupted}", file=sys.stderr)
+        return STOPPED
+    except Exception as error:
+        sentence = memory_sentence(error, *to_need_less) if to_need_less else None
+        if sentence is None:
+            raise
+        print(f"{name}: {sentence}", file=sys.stderr)
+        return NO_MEMORY

@@ -27,17 +27,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dml.errors import MISTAKES, EmbeddedError, NotFiniteError
+from dml.errors import EmbeddedError, run_command
 from dml.run_folder.files import write_whole
 from shards.item import ShardError
-from shards.output import STOPPED, discard_output, escape_unprintable, program_name, run_program
+from shards.output import discard_output, escape_unprintable, program_name, run_program
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from dml.data.sources import Entry, Source
 
-DONE, MISTAKE = 0, 2
 ROWS = 50  # of a picture
 
 
@@ -71,20 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    name = program_name("dml/search.py")
-    try:
-        search(args)
-        sys.stdout.flush()
-        return DONE
-    except BrokenPipeError:  # an OSError too, but no mistake: the reader of a pipe has left
-        discard_output()
-        return DONE
-    except (*MISTAKES, NotFiniteError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return MISTAKE
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted", file=sys.stderr)
-        return STOPPED
+    def work() -> None:
+        try:
+            search(args)
+            sys.stdout.flush()
+        except BrokenPipeError:  # an OSError too, but no mistake: the reader of a pipe has left
+            discard_output()
+
+    return run_command(program_name("dml/search.py"), work)
 
 
 @dataclass(frozen=True)

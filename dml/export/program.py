@@ -16,15 +16,12 @@ a model card with data, recipe and scores. Exit codes: 0 done, 2 a mistake in wh
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dml.errors import MISTAKES, RunError
-from shards.output import STOPPED, program_name, run_program
-
-DONE, MISTAKE = 0, 2
+from dml.errors import RunError, run_command
+from shards.output import program_name, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,15 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not (args.onnx or args.torch or args.hf):
         parser.error("nothing to write: give --onnx, --torch or --hf")
-    try:
-        export(args)
-        return DONE
-    except (*MISTAKES, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return MISTAKE
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted", file=sys.stderr)
-        return STOPPED
+    return run_command(name, lambda: export(args))
 
 
 def export(args: argparse.Namespace) -> None:

@@ -11,15 +11,12 @@ Exit codes: 0 done, 2 a mistake in what was asked for.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dml.errors import MISTAKES
-from shards.output import STOPPED, program_name, run_program
-
-DONE, MISTAKE = 0, 2
+from dml.errors import run_command
+from shards.output import program_name, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,15 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="flat: exact; hnsw: a graph, fast; ivfpq: small (default: %(default)s)",
     )
     args = parser.parse_args(argv)
-    try:
-        print(make_index(args))
-        return DONE
-    except (*MISTAKES, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return MISTAKE
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted", file=sys.stderr)
-        return STOPPED
+    return run_command(name, lambda: print(make_index(args)))
 
 
 def make_index(args: argparse.Namespace) -> str:

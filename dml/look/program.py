@@ -21,9 +21,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dml.errors import MISTAKES, NotFiniteError, RunError, memory_sentence
+from dml.errors import RunError, run_command
 from shards.cores import available_cores
-from shards.output import STOPPED, program_name, run_program
+from shards.output import program_name, run_program
 
 if TYPE_CHECKING:
     from dml.config import Config
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from dml.look.images import Gallery
     from dml.models import Embedder
 
-DONE, NO_MEMORY, MISTAKE = 0, 1, 2
 HERE = "127.0.0.1:8000"
 
 
@@ -79,22 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    name = program_name("dml/look/program.py")
-    try:
-        look(args)
-        return DONE
-    except (*MISTAKES, NotFiniteError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return MISTAKE
-    except KeyboardInterrupt:
-        print(f"{name}: ended", file=sys.stderr)
-        return STOPPED
-    except Exception as error:
-        sentence = memory_sentence(error, "the number of images", "--workers")
-        if sentence is None:
-            raise
-        print(f"{name}: {sentence}", file=sys.stderr)
-        return NO_MEMORY
+    return run_command(
+        program_name("dml/look/program.py"),
+        lambda: look(args),
+        interrupted="ended",
+        to_need_less=("the number of images", "--workers"),
+    )
 
 
 def look(args: argparse.Namespace) -> None:
