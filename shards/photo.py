@@ -82,8 +82,9 @@ class Photo:
             image.draft("RGB", (int(w / scale), int(h / scale)))
             x, y = image.size[0] / w, image.size[1] / h
             box = box[0] * x, box[1] * y, box[2] * x, box[3] * y
-        small = rgb(image).resize((size, size), Image.Resampling.BILINEAR, box)
-        return self.upright(small)
+        if not plain_grey(image):  # grey is resized as one channel, in less than half of the time
+            image = rgb(image)
+        return self.upright(rgb(image.resize((size, size), Image.Resampling.BILINEAR, box)))
 
     def upright(self, image: Image.Image) -> Image.Image:
         turn = UPRIGHT.get(self.orientation)
@@ -137,6 +138,11 @@ def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
             return (w, h) if (bits, colours) == (8, 3) else None
         at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     return None
+
+
+def plain_grey(image: Image.Image) -> bool:
+    """Whether all three channels in RGB would be this one, also after resizing."""
+    return image.mode == "L" and not image.has_transparency_data
 
 
 def rgb(image: Image.Image) -> Image.Image:

@@ -338,3 +338,19 @@ def test_normalise_is_the_formula(channels):
     for c in range(3):
         source = images[..., c if channels == "rgb" else 2 - c].float()
         assert torch.allclose(out[:, c], (source - spec.mean[c]) / spec.std[c])
+
+
+@pytest.mark.parametrize("channels", ["rgb", "bgr"])
+def test_normalise_has_the_bits_of_the_formula_channel_by_channel(channels):
+    """In any layout of the images, which it leaves as they are."""
+    spec = Input(channels=channels)
+    every = torch.arange(3 * 256).view(1, 16, 16, 3).remainder(256).to(torch.uint8)
+    for images in (every, every.transpose(1, 2), every[:, :, 3:11]):
+        before = images.clone()
+        x = images.permute(0, 3, 1, 2).float() * (spec.top / 255)
+        x = x.flip(1) if channels == "bgr" else x
+        mean, std = (torch.tensor(y).view(3, 1, 1) for y in (spec.mean, spec.std))
+        out = Normalise(spec)(images)
+        assert torch.equal(out, (x - mean) / std)
+        assert out.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(images, before)

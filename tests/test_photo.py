@@ -7,7 +7,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
@@ -36,6 +36,22 @@ def exif(orientation):
 
 def pixels(data):
     return np.asarray(open_photo(data).whole()).astype(int)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@given(
+    size=st.integers(1, 70),
+    box=st.tuples(st.floats(0, 30), st.floats(0, 20), st.floats(31, 64), st.floats(21, 48)),
+)
+def test_a_grey_image_is_resized_as_pillow_resizes_it_in_rgb(kind, size, box):
+    """It has one channel while it is resized: the same bytes, in less time."""
+    data = encoded(GREY, kind)
+    ours = open_photo(data).resized(box, size)
+    image = Image.open(io.BytesIO(data))
+    if kind == "JPEG":
+        assume(min(box[2] - box[0], box[3] - box[1]) < 2 * size)  # else at a smaller scale
+    pillow = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box)
+    assert ours.mode == "RGB" and ours.tobytes() == pillow.tobytes()
 
 
 # ---- JPEG -----------------------------------------------------------------------------------------
