@@ -69,6 +69,12 @@ def test_the_batch_of_a_step_is_the_same_for_any_number_of_processes(index, size
         assert torch.equal(torch.cat([p[1] for p in parts]), labels)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_batches_are_none(index, workers):
+    """As for the images of other splits of a folder that has no splits."""
+    assert local_batches(index, 3, 3, workers=workers) == []
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_loader_workers_change_nothing(index, workers):

@@ -187,7 +187,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(runs, photos, tmp_path_factory):
     out = tmp_path_factory.mktemp("pages") / "page"
-    arguments = [runs[0], "--beside", runs[1], "--images", photos, "--out", out]
+    arguments = [runs[0], "--beside", runs[1], "--images", photos, "--out", out, "--workers", 1]
     assert main(program, *arguments) == 0
     return out
 

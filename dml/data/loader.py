@@ -43,6 +43,8 @@ def loader(
     prefetch: each worker process keeps at least so many parts ready, and all of them together so many
     batches, as far as SHARED_MEMORY allows. context: how workers start, such as "spawn".
     """
+    if not order:
+        return
     if workers == 0:
         for n in order:
             images = empty_images(batches, n)
