@@ -51,7 +51,8 @@ def test_a_grey_image_is_resized_as_pillow_resizes_it_in_rgb(kind, size, box):
     if kind == "JPEG":
         assume(min(box[2] - box[0], box[3] - box[1]) < 2 * size)  # else at a smaller scale
     pillow = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box)
-    assert ours.mode == "RGB" and ours.tobytes() == pillow.tobytes()
+    assert ours.mode == "RGB"
+    assert ours.tobytes() == pillow.tobytes()
 
 
 # ---- JPEG -----------------------------------------------------------------------------------------
