@@ -19,7 +19,6 @@ from torch.nn.functional import normalize
 from dml.recall import recall_at_k, retrieval
 
 KS = [1, 10, 100, 1000]
-CHUNK = 1024
 GOALS = {"recall": "<= 1.4", "all measures": "<= 2.5"}  # against the bare product
 GIB = 2**30
 
@@ -35,6 +34,7 @@ def main() -> int:
         default=[2, 12],
         help="smallest and largest class (default: %(default)s)",
     )
+    parse.add_argument("--chunk", type=int, default=1024, help="queries (default: %(default)s)")
     parse.add_argument("--threads", type=int, default=2, help="default: %(default)s")
     parse.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
     args = parse.parse_args()
@@ -51,8 +51,8 @@ def main() -> int:
     X_numpy = X.numpy()
 
     def product() -> None:
-        S = torch.empty(min(CHUNK, args.n), args.n)
-        for rows in X.split(CHUNK):
+        S = torch.empty(min(args.chunk, args.n), args.n)
+        for rows in X.split(args.chunk):
             torch.mm(rows, X.T, out=S[: len(rows)])
 
     def search() -> None:
@@ -62,8 +62,8 @@ def main() -> int:
 
     work: dict[str, Callable[[], object]] = {
         "product": product,
-        "recall": lambda: recall_at_k(X, labels, KS, chunk=CHUNK),
-        "all measures": lambda: retrieval(X, labels, X, labels, first=0, chunk=CHUNK),
+        "recall": lambda: recall_at_k(X, labels, KS, chunk=args.chunk),
+        "all measures": lambda: retrieval(X, labels, X, labels, first=0, chunk=args.chunk),
         "faiss": search,
     }
     peaks: dict[str, list[int]] = {name: [] for name in work}
