@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -118,14 +117,11 @@ def run(worker, processes, *arguments, **more):
     return ended
 
 
+ACCELERATE = [WORKERS / "launching.py", Path(sys.executable).with_name("accelerate"), "launch"]
+
+
 def launch(*arguments, **more):
     """`accelerate launch` as a user would type it, on a port of its own."""
-    return subprocess.run(
-        ["accelerate", "launch", "--main_process_port", str(free_port()), *map(str, arguments)],
-        cwd=ROOT,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    command = [*ACCELERATE, "--main_process_port", free_port(), *arguments]
+    (ended,) = start_each(command, [more], timeout=280)
+    return ended

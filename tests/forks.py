@@ -12,7 +12,6 @@ A launcher that is started with tests/workers/launching.py starts its processes 
 import atexit
 import json
 import os
-import runpy
 import select
 import signal
 import socket
@@ -131,14 +130,12 @@ def become(command, cwd, env, stdout, stderr):
     ):
         os.dup2(os.open(path, flags), number)
     os.chdir(cwd)
-    from launching import take_over  # of tests/workers, where the process that forks finds it
-
     take_over(command, env)
 
 
 def import_for_forks():
-    """Everything that a run imports, and what torch imports for its first optimizer."""
-    import accelerate  # noqa: F401
+    """Everything that a run and its launcher import, and what torch imports for its first optimizer."""
+    import accelerate.commands.accelerate_cli  # noqa: F401
     import torch._dynamo
     import torch.distributed.fsdp
     import torch.utils.tensorboard  # noqa: F401
@@ -149,6 +146,8 @@ def import_for_forks():
 
 
 if __name__ == "__main__":
+    from launching import run_to_its_end, take_over  # of tests/workers, on the path of this process
+
     import_for_forks()
     become(*serve(socket.socket(fileno=0)))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    run_to_its_end(sys.argv[0])

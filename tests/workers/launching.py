@@ -7,12 +7,14 @@ the session, folder, files, signals and environment that it gives it, and with t
 sitecustomize.py of PYTHONPATH; only a new interpreter there is none.
 """
 
+import atexit
 import ctypes
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 execute = subprocess.Popen._execute_child
@@ -82,26 +84,41 @@ def take_over(command, env):
 
 
 def run(script, env):
-    """Run a script to its end, which is that of this process."""
+    """What a new interpreter does: its hook, and the script."""
+    take_over(script, env)
+    for folder in env.get("PYTHONPATH", "").split(":"):
+        if os.path.exists(hook := os.path.join(folder, "sitecustomize.py")):
+            runpy.run_path(hook)
+            break
+    run_to_its_end(script[0])
+
+
+def run_to_its_end(script):
+    """Run a script, and end this process as the interpreter would, with the same exit code, but without
+    taking the modules apart: that takes a second of CPU time after torch was imported."""
     code = 1
     try:
-        take_over(script, env)
-        for folder in env.get("PYTHONPATH", "").split(":"):
-            if os.path.exists(hook := os.path.join(folder, "sitecustomize.py")):
-                runpy.run_path(hook)
-                break
-        runpy.run_path(script[0], run_name="__main__")
+        try:
+            runpy.run_path(script, run_name="__main__")
+        finally:
+            threading._shutdown()
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        code = -signal.SIGINT
+        sys.excepthook(*sys.exc_info())
     except BaseException:  # noqa: BLE001 - as the interpreter does
         sys.excepthook(*sys.exc_info())
     finally:
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
+        if code == -signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
         os._exit(code)
 
 
@@ -109,4 +126,4 @@ if __name__ == "__main__":
     subprocess.Popen._execute_child = execute_child
     del sys.argv[0]
     sys.path[0] = os.path.dirname(sys.argv[0])
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    run_to_its_end(sys.argv[0])
