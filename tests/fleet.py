@@ -86,7 +86,7 @@ def program(script, *arguments, timeout=240):
     return ended
 
 
-def start_each(command, variables, timeout):
+def start_each(command, variables, timeout, cwd=ROOT):
     deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory() as folder:
         said = [
@@ -94,7 +94,7 @@ def start_each(command, variables, timeout):
             for rank in range(len(variables))
         ]
         running = [
-            Forked(command, ROOT, environment(**each), *files)
+            Forked(command, cwd, environment(**each), *files)
             for each, files in zip(variables, said, strict=True)
         ]
         try:
