@@ -388,7 +388,8 @@ def run(words, here):
     assert ended.returncode == 0, f"{words[-1] if shell else words}\n{ended.stdout}{ended.stderr}"
 
 
-# Commands of `dml` that need torch: in forks, by the code of this project and not of its copy.
+# Commands of `dml` that need torch. They and the launchers of a page's own programs are forks, which have
+# imported the code of this project and not of its copy.
 NEED_TORCH = {
     *("dml demo", "dml/train.py", "dml/embed.py", "dml/search.py"),
     *("dml.inference.make_index", "dml.look.program", "dml.export.program"),
@@ -396,9 +397,10 @@ NEED_TORCH = {
 
 
 def run_in_fork(text, here):
-    """`dml ...`, typed in a folder; it must end well."""
-    _, *words = shlex.split(text, comments=True)
-    command = [WORKERS / "launching.py", here / ".bin" / "dml", *words]
+    """A command of Python's packages, typed in a folder; it must end well."""
+    name, *words = shlex.split(text, comments=True)
+    program = shutil.which(name, path=variables(here)["PATH"])
+    command = [WORKERS / "launching.py", program, *words]
     (ended,) = start_each(command, [variables(here)], 280, here)
     assert ended.returncode == 0, f"{text}\n{ended.stdout}{ended.stderr}"
 
@@ -469,7 +471,9 @@ def follow_command(text, page, here, tiny_run):
             STAND_INS[command.program](command, here, tiny_run)
         if command.program in SMALLER:
             text = SMALLER[command.program](command, here)
-    if command.words[0] == "dml" and command.program in NEED_TORCH:
+    needs_torch = command.words[0] == "dml" and command.program in NEED_TORCH
+    is_a_loop = command.words[0] in ("torchrun", "accelerate") and command.program in files(page)
+    if needs_torch or is_a_loop:
         run_in_fork(text, here)
     else:
         run(text, here)
