@@ -31,12 +31,16 @@ LONGEST = (
     "test_chaos.py",
     "test_docs.py",
     "test_train_resume.py",
-    "test_cli.py",
     "test_triton.py",
-    "test_endings.py",
-    "test_slurm.py",
     "test_train_processes.py",
     "test_benchmarks.py",
+    "test_cli.py",
+    "test_models.py",
+    "test_fakegpu.py",
+    "test_gpu_check.py",
+    "test_global.py",
+    "test_slurm.py",
+    "test_endings.py",
 )
 
 popen, forked = subprocess.Popen.__init__, Forked.__init__

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -87,7 +86,7 @@ def program(script, *arguments, timeout=240):
     return ended
 
 
-def start_each(command, variables, timeout):
+def start_each(command, variables, timeout, cwd=ROOT):
     deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory() as folder:
         said = [
@@ -95,7 +94,7 @@ def start_each(command, variables, timeout):
             for rank in range(len(variables))
         ]
         running = [
-            Forked(command, ROOT, environment(**each), *files)
+            Forked(command, cwd, environment(**each), *files)
             for each, files in zip(variables, said, strict=True)
         ]
         try:
@@ -118,14 +117,11 @@ def run(worker, processes, *arguments, **more):
     return ended
 
 
+ACCELERATE = [WORKERS / "launching.py", Path(sys.executable).with_name("accelerate"), "launch"]
+
+
 def launch(*arguments, **more):
     """`accelerate launch` as a user would type it, on a port of its own."""
-    return subprocess.run(
-        ["accelerate", "launch", "--main_process_port", str(free_port()), *map(str, arguments)],
-        cwd=ROOT,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    command = [*ACCELERATE, "--main_process_port", free_port(), *arguments]
+    (ended,) = start_each(command, [more], timeout=280)
+    return ended

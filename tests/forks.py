@@ -3,20 +3,24 @@
     python forks.py          serves the tests: it forks when it is asked to on its standard input
 
 A fork is a process like any other. It runs a script as `__main__` with arguments, environment, folder
-and session of its own, and ends as a script does. What its imports do cannot be tested with it, nor
-what looks at its command line.
+and session of its own, which /proc shows, and ends as a script does. What its imports do cannot be
+tested with it, nor what is set before Python starts, such as LD_PRELOAD.
+
+A launcher that is started with tests/workers/launching.py starts its processes as forks of itself.
 """
 
 import atexit
 import json
 import os
-import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
 from functools import cache
+
+# Room for the words and the variables of a fork, where /proc looks for those of the process that forks.
+ROOM_FOR_WORDS, ROOM_FOR_VARIABLES = 2**14, 2**16
 
 
 class Forked:
@@ -70,7 +74,10 @@ def server():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, __file__], stdin=theirs, env=environment(), start_new_session=True
+            [sys.executable, __file__, "." * ROOM_FOR_WORDS],
+            stdin=theirs,
+            env={**environment(), "ROOM": "." * ROOM_FOR_VARIABLES},
+            start_new_session=True,
         )
 
     def end():
@@ -123,14 +130,12 @@ def become(command, cwd, env, stdout, stderr):
     ):
         os.dup2(os.open(path, flags), number)
     os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(env)
-    sys.argv, sys.path[0] = command, os.path.dirname(command[0])
+    take_over(command, env)
 
 
 def import_for_forks():
-    """Everything that a run imports, and what torch imports for its first optimizer."""
-    import accelerate  # noqa: F401
+    """Everything that a run and its launcher import, and what torch imports for its first optimizer."""
+    import accelerate.commands.accelerate_cli  # noqa: F401
     import torch._dynamo
     import torch.distributed.fsdp
     import torch.utils.tensorboard  # noqa: F401
@@ -141,6 +146,8 @@ def import_for_forks():
 
 
 if __name__ == "__main__":
+    from launching import run_to_its_end, take_over  # of tests/workers, on the path of this process
+
     import_for_forks()
     become(*serve(socket.socket(fileno=0)))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    run_to_its_end(sys.argv[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fleet import ROOT, environment, free_port, ranks, run, start
+from fleet import ACCELERATE, ROOT, environment, free_port, ranks, run, start
 from forks import Forked
 from pictures import few_icons
 
@@ -92,7 +92,8 @@ class Launched:
 
     how: arguments of `accelerate launch`; or a number of processes that are started without it, so
     that each has its own exit code; or "zero2" or "zero3", for two such processes under DeepSpeed.
-    machines: a working folder per process. forked: False if the imports of a process matter.
+    machines: a working folder per process. forked: False if the imports of a process matter. A launcher
+    is a fork, too, and so are its processes.
     """
 
     def __init__(self, how, folder, *sets, machines=None, program=(TRAIN,), base=BASE, forked=True):
@@ -101,17 +102,17 @@ class Launched:
         command = [*program, *base, f"run.dir={folder}", *sets]
         self.ranks = isinstance(how, int | str)
         if isinstance(how, int):
-            launcher, variables = [sys.executable], ranks(how)
+            variables = ranks(how)
         elif isinstance(how, str):
             zero = {**deepspeed_variables(how), **ON_CPU}
-            launcher, variables = [sys.executable], [{**rank, **zero} for rank in ranks(2)]
+            variables = [{**rank, **zero} for rank in ranks(2)]
         else:
-            launcher = ["accelerate", "launch", "--main_process_port", free_port(), *how]
+            command = [*ACCELERATE, "--main_process_port", free_port(), *how, *command]
             variables = [ON_CPU]
         self.processes = [
             Forked(command, cwd, environment(**more), self.log, self.log)
-            if self.ranks and forked
-            else self.start([*launcher, *command], cwd, environment(**more))
+            if forked
+            else self.start([sys.executable, *command], cwd, environment(**more))
             for more, cwd in zip(variables, machines or [ROOT] * len(variables), strict=True)
         ]
 

@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import yaml
-from fleet import ROOT, environment
+from fleet import ROOT, WORKERS, environment
+from forks import Forked
 from pictures import few_icons
 
 ICONS = few_icons()
@@ -23,12 +24,34 @@ SETTINGS = {
 }
 
 
-class Sweeping:
-    """A sweep with one named point per run, and its folder. tune: its search."""
+class OnThisMachine(Forked):
+    """launch/slurm.py with runs on this machine: it is a fork, as are its processes. With more of the
+    interface of Popen."""
 
-    def __init__(self, folder, points, slurm=None, env=None, tune=None, **settings):
+    def __init__(self, command, env, log):
+        log.write_text("")
+        self.log = log
+        super().__init__([WORKERS / "launching.py", *command], ROOT, env, log, log)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.wait()
+
+    def communicate(self, timeout):
+        self.wait(timeout)
+        return self.log.read_text(), None
+
+
+class Sweeping:
+    """A sweep with one named point per run, and its folder. tune: its search. forked: False if the time
+    that a launcher takes to start matters."""
+
+    def __init__(self, folder, points, slurm=None, env=None, tune=None, forked=True, **settings):
         folder.mkdir(exist_ok=True)
         self.folder, self.env = folder, {**environment(), **(env or {})}
+        self.forked, self.started = forked, 0
         self.runs = {name: folder / "runs" / "study" / f"{name}-seed0" for name in points}
         tree = {
             "base": str(ROOT / "configs" / "icons_mini.yaml"),
@@ -41,8 +64,12 @@ class Sweeping:
         self.path.write_text(yaml.safe_dump(tree, sort_keys=False))
 
     def start(self, *arguments):
+        command = [ROOT / "launch/slurm.py", "--sweep", self.path, *arguments]
+        if "local" in arguments and self.forked:
+            self.started += 1
+            return OnThisMachine(command, self.env, self.folder / f"{self.started}.log")
         return subprocess.Popen(
-            [sys.executable, "launch/slurm.py", "--sweep", self.path, *arguments],
+            [sys.executable, *command],
             cwd=ROOT,
             env=self.env,
             stdout=subprocess.PIPE,

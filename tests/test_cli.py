@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fleet import environment
+from fleet import ROOT, WORKERS, environment
+from forks import Forked
 from runs import BASE, ICONS, checkpoints, content, losses, train
 
 from dml.cli import main as door
@@ -227,8 +228,9 @@ def test_how_the_processes_ended(codes, accounts, asked, expected):
 class Training:
     """`dml train --processes 2`, in a process group of its own as in a terminal."""
 
-    def __init__(self, folder, *sets, rank=None, code="", words=()):
-        """code: Python that the process of rank `rank` runs before all else."""
+    def __init__(self, folder, *sets, rank=None, code="", words=(), forked=True):
+        """code: Python that the process of rank `rank` runs before all else. forked: False if the
+        imports matter."""
         folder.mkdir(exist_ok=True)
         hooks = folder / "hooks"
         hooks.mkdir(exist_ok=True)
@@ -240,15 +242,21 @@ class Training:
         variables["PYTHONPATH"] = f"{hooks}:{variables['PYTHONPATH']}"
         self.run, self.out, self.err = folder / "icons_mini", folder / "out", folder / "err"
         words = ["train", "--processes", "2", *words, *BASE, f"run.dir={folder}", *sets]
-        with self.out.open("w") as out, self.err.open("w") as err:
-            self.process = subprocess.Popen(
-                [*DML, *words],
-                cwd=folder,
-                env=variables,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+        for path in (self.out, self.err):
+            path.write_text("")
+        if forked:
+            program = [WORKERS / "launching.py", ROOT / "dml/cli/__main__.py", *words]
+            self.process = Forked(program, folder, variables, self.out, self.err)
+        else:
+            with self.out.open("a") as out, self.err.open("a") as err:
+                self.process = subprocess.Popen(
+                    [*DML, *words],
+                    cwd=folder,
+                    env=variables,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
         self.top = psutil.Process(self.process.pid)
 
     @property
@@ -293,7 +301,7 @@ training = pytest.mark.training
 
 @training
 def test_two_processes_train_as_two_of_any_launcher(tmp_path):
-    run = Training(tmp_path / "cli", "length.steps=6")
+    run = Training(tmp_path / "cli", "length.steps=6", forked=False)
     assert run.end() == 0, run.said
     assert "processes                  2" in run.out.read_text()
     assert content(run.run) == content(train(2, tmp_path / "plain", "length.steps=6"))
@@ -382,7 +390,7 @@ def test_a_signal_to_the_launcher_is_passed_on(name, tmp_path):
 
 @training
 def test_ctrl_c_before_there_is_anything_to_save(tmp_path):
-    run = Training(tmp_path)
+    run = Training(tmp_path, forked=False)
     run.until(lambda: len(run.ranks) == 2)
     family = run.ranks
     os.killpg(run.process.pid, signal.SIGINT)
@@ -408,7 +416,8 @@ def test_a_second_ctrl_c_ends_all_at_once(tmp_path):
 @training
 @pytest.mark.parametrize("when", ["at the start", "after step 3"])
 def test_processes_without_their_launcher_leave(when, tmp_path):
-    run = Training(tmp_path, "save.every_minutes=60", "length.steps=100000")
+    sets = ["save.every_minutes=60", "length.steps=100000"]
+    run = Training(tmp_path, *sets, forked=when != "at the start")
     run.until(lambda: len(run.ranks) == 2)
     if when == "after step 3":
         run.until_step(3)

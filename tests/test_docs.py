@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fleet import QUICK, ROOT, environment
+from fleet import QUICK, ROOT, WORKERS, environment, start_each
 from pictures import encode, make_folder, put
 from test_keras_resnet50 import keras_weights, pack
 from test_search import make_run
@@ -371,10 +371,14 @@ def existing(names, here):
 GLOO = "terminate called without an active exception"
 
 
+def variables(here):
+    path = f"{here / '.bin'}:{environment()['PATH']}"
+    return {"PYTHONPATH": f"{here}:{QUICK}", "PATH": path}
+
+
 def run(words, here):
     """A command, typed in a folder; it must end well."""
-    path = f"{here / '.bin'}:{environment()['PATH']}"
-    how = {"cwd": here, "env": environment(PYTHONPATH=f"{here}:{QUICK}", PATH=path), "timeout": 280}
+    how = {"cwd": here, "env": environment(**variables(here)), "timeout": 280}
     shell = isinstance(words, str)
     words = ["bash", "-ec", words] if shell else [str(word) for word in words]
     for _ in range(3):
@@ -382,6 +386,23 @@ def run(words, here):
         if GLOO not in ended.stderr:
             break
     assert ended.returncode == 0, f"{words[-1] if shell else words}\n{ended.stdout}{ended.stderr}"
+
+
+# Commands of `dml` that need torch. They and the launchers of a page's own programs are forks, which have
+# imported the code of this project and not of its copy.
+NEED_TORCH = {
+    *("dml demo", "dml/train.py", "dml/embed.py", "dml/search.py"),
+    *("dml.inference.make_index", "dml.look.program", "dml.export.program"),
+}
+
+
+def run_in_fork(text, here):
+    """A command of Python's packages, typed in a folder; it must end well."""
+    name, *words = shlex.split(text, comments=True)
+    program = shutil.which(name, path=variables(here)["PATH"])
+    command = [WORKERS / "launching.py", program, *words]
+    (ended,) = start_each(command, [variables(here)], 280, here)
+    assert ended.returncode == 0, f"{text}\n{ended.stdout}{ended.stderr}"
 
 
 # as pip writes it; that of the wheel is in tests/test_package.py
@@ -450,7 +471,12 @@ def follow_command(text, page, here, tiny_run):
             STAND_INS[command.program](command, here, tiny_run)
         if command.program in SMALLER:
             text = SMALLER[command.program](command, here)
-    run(text, here)
+    needs_torch = command.words[0] == "dml" and command.program in NEED_TORCH
+    is_a_loop = command.words[0] in ("torchrun", "accelerate") and command.program in files(page)
+    if needs_torch or is_a_loop:
+        run_in_fork(text, here)
+    else:
+        run(text, here)
 
 
 def title(page):

@@ -98,12 +98,12 @@ BOMBS = {
 
 
 def bounded(*command, cwd, **variables):
-    """The program's result with little memory and time."""
+    """The program's result with little memory and CPU time."""
 
     def limit():
         resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
 
-    start = time.monotonic()
+    before = used_by_children()
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=cwd,
@@ -113,10 +113,15 @@ def bounded(*command, cwd, **variables):
         timeout=4 * SECONDS,
         check=False,
     )
-    done.seconds = time.monotonic() - start
     assert b"Traceback" not in done.stderr, done.stderr[-3000:]
-    assert done.seconds < SECONDS
+    assert used_by_children() - before < SECONDS
     return done
+
+
+def used_by_children():
+    """Seconds of CPU time: a busy machine does not add to them."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -135,10 +140,10 @@ def test_a_config_that_would_not_end(tmp_path, name):
 def test_a_sweep_that_would_not_end(tmp_path, name):
     text, _ = BOMBS[name]
     (tmp_path / "bomb.yaml").write_text(text)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(SweepError) as caught:
         read_sweep(tmp_path / "bomb.yaml")
-    assert time.monotonic() - start < SECONDS
+    assert time.process_time() - start < SECONDS
     assert len(str(caught.value)) < 30_000
 
 
@@ -163,10 +168,10 @@ def test_files_that_extend_each_other_too_often(tmp_path, monkeypatch, shape):
         names = [f"{i + 1}.yaml"] * (2 if shape == "diamonds" else 1)
         Path(f"{i}.yaml").write_text(f"extends: [{', '.join(names)}]\n")
     Path(f"{depth}.yaml").write_text(json.dumps(BASE))
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ConfigError, match=r"extends: more than 100 files are read; a file that is"):
         load("0.yaml")
-    assert time.monotonic() - start < SECONDS
+    assert time.process_time() - start < SECONDS
     load(f"{depth - 4}.yaml")
 
 

@@ -6,8 +6,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -15,6 +13,7 @@ import yaml
 from fleet import ROOT, environment
 from pictures import few_icons
 from runs import lines, result, train
+from sweeping import OnThisMachine
 
 from dml.config import load, to_yaml
 from dml.errors import ConfigError
@@ -526,13 +525,16 @@ def test_only_some_points(study, capsys):
 @pytest.mark.slow
 @pytest.mark.training
 @pytest.mark.timeout(900)
-def test_a_search_on_this_machine_is_killed_and_goes_on(study):
+def test_a_search_on_this_machine_is_killed_and_goes_on(study, tmp_path):
     """From the first rung to the test classes, with real runs. The launcher is killed on the way, and
     the first call after it must not begin anew what has ended. Oracle: halving of the recorded scores."""
     sweep = study(tune={"grid": {"optim.lr": [1e-4, 1e-3, 1e30]}, "factor": 2}, seeds=[0])
-    command = [sys.executable, "launch/slurm.py", "--sweep", sweep.path, "--executor", "local"]
-    started = {"cwd": ROOT, "env": environment(), "text": True, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, **started) as launcher:
+    command = [ROOT / "launch/slurm.py", "--sweep", sweep.path, "--executor", "local"]
+
+    def start():
+        return OnThisMachine(command, environment(), tmp_path / "log")
+
+    with start() as launcher:
         first = folder_of(sweep.settings[""][0].tried[0].config)
         deadline = time.monotonic() + 200
         while not (first / "result.json").exists():
@@ -543,8 +545,9 @@ def test_a_search_on_this_machine_is_killed_and_goes_on(study):
         launcher.communicate(timeout=100)
         assert launcher.returncode == 75
     assert (first / "model.safetensors").stat().st_mtime_ns == before
-    done = subprocess.run(command, **started, timeout=700, check=False)
-    assert done.returncode == 0, done.stdout
+    with start() as launcher:
+        said, _ = launcher.communicate(timeout=700)
+    assert launcher.returncode == 0, said
     (search,) = searches(sweep)
     for rung, steps in zip(search.rungs, (9, 18), strict=True):
         for trial in rung:
@@ -560,6 +563,7 @@ def test_a_search_on_this_machine_is_killed_and_goes_on(study):
     found = result(folder_of(run.config))
     assert found["validation_recall@1"] is None
     assert 0 < found["recall@1"] <= 1
-    again = subprocess.run(command, **started, timeout=300, check=False)
-    assert "study: 1 finished" in again.stdout
-    assert "1/1" not in again.stdout
+    with start() as launcher:
+        said, _ = launcher.communicate(timeout=300)
+    assert "study: 1 finished" in said
+    assert "1/1" not in said

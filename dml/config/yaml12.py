@@ -5,6 +5,8 @@ expands aliases of aliases without limit: some lines of YAML can stand for more 
 """
 
 import re
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,11 @@ def read_yaml(path: Path) -> Any:
 
 def parse(text: str) -> Any:
     """The value of a YAML text; ValueError says in one line what is wrong with it."""
+    return deepcopy(_parsed(text))
+
+
+@lru_cache(maxsize=64)  # PyYAML is slow, and each run of a sweep has the same base
+def _parsed(text: str) -> Any:
     if len(text) > LONGEST:
         raise ValueError(f"is longer than {LONGEST:,} characters")
     try:

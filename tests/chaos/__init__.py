@@ -22,3 +22,4 @@ TESTS = str(Path(__file__).parents[1])
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)  # the helpers of the tests, as in pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in conftest.py: threads must not spin
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # numpy starts its threads when it is imported

@@ -71,7 +71,7 @@ class Lab:
         if setup not in self.references:
             place = self.folder / "undisturbed" / setup.name.replace(" ", "-")
             log = self.folder / f"{place.name}.log"
-            run = setup.start(place, log, {}, disturbed=False)
+            run = setup.start(place, log, {}, forked=True)
             run.end(prompt=None, hang=WHOLE_RUN)
             if set(run.codes) != {FINISHED}:
                 raise Violation(
@@ -85,7 +85,7 @@ class Lab:
         """The folder of a run of one process that was asked to leave in the middle."""
         place = self.folder / "interrupted"
         log, often = self.folder / "interrupted.log", {"save.every_minutes": 1e-6}
-        run = ONE.start(place, log, often, disturbed=False)
+        run = ONE.start(place, log, often, forked=True)
         found = ONE.run_folder(place)
         Moment(17, 0).wait(run, found)
         os.kill(run.children[0].pid, signal.SIGTERM)
@@ -148,6 +148,7 @@ class Trial:
         self.rng = random.Random(self.name)
         self.folder = lab.folder / "trials" / f"{kind}-{seed}"
         self.setup_name, self.notes, self.started = "", [], []
+        self.early = False  # whether something happens while the processes import
         self.stack = ExitStack()
 
     def __enter__(self):
@@ -196,11 +197,10 @@ class Trial:
         settings: Settings,
         env: Mapping[str, str] | None = None,
         place: Path | None = None,
-        *,
-        disturbed: bool = True,
     ) -> Watched:
-        place = place or self.folder
-        run = setup.start(place, self.log(), settings, env, disturbed=disturbed)
+        """env: of the dynamic linker, which reads it when a process starts."""
+        place, forked = place or self.folder, not (env or self.early)
+        run = setup.start(place, self.log(), settings, env, forked=forked)
         self.started.append(run)
         return run
 

@@ -165,6 +165,7 @@ def two_at_once(t: Trial) -> str:
     settings = t.settings()
     moment = Moment.draw(t.rng, 0.5)
     t.note(f"the second at {moment}")
+    t.early = moment.step is None
     folder = setup.run_folder(t.folder)
     runs = [t.start(setup, {**settings, "data.prefetch": 2})]
     moment.wait(runs[0], folder)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import forks
 from fleet import ROOT, environment
 
 from chaos.judge import SlowError, Violation, last_lines
@@ -103,17 +104,17 @@ class Watched:
             )
         self.children.append(child)
 
-    def fork(
-        self,
-        words: Sequence[object],
-        gigabytes: float | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
+    def fork_anew(self, words: Sequence[object], env: Mapping[str, str]) -> None:
+        """Run a script and its arguments in a process that looks as if `start` had started it, but that
+        need not import torch."""
+        env = environment(**{**env, TAG: str(self.log)})
+        self.children.append(forks.Forked(words, ROOT, env, self.log, self.log))
+
+    def fork(self, words: Sequence[object], gigabytes: float | None = None) -> None:
         """Run one of our programs as `__main__` in a fork of this process, which has imported torch
         already. gigabytes: how much memory it may take in addition."""
         pid = os.fork()
         if pid == 0:
-            os.environ.update(env or {})
             become([*map(str, words)], self.log, gigabytes)
         self.children.append(Forked(pid))
         self.sessions.add(pid)

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import sweeping
 import yaml
-from fleet import ROOT, free_port, ranks
+from fleet import ACCELERATE as LAUNCH
+from fleet import ROOT, WORKERS, free_port, ranks
 
 from chaos.judge import Skip
 from chaos.running import TRAIN, Watched
 
 CONFIG = ROOT / "configs" / "icons_mini.yaml"
+LAUNCHING = [str(WORKERS / "launching.py")]
 STEPS = 30
 SETTINGS = {
     **sweeping.SETTINGS,
@@ -58,27 +60,30 @@ class Setup:
         settings: Settings,
         env: Mapping[str, str] | None = None,
         *,
-        disturbed: bool = True,
+        forked: bool = False,
     ) -> Watched:
-        """disturbed: False if nothing will look at the processes; then they may be forks."""
+        """forked: only if neither the imports of the processes matter nor what is read before them."""
         folder.mkdir(parents=True, exist_ok=True)
         watched, env = Watched(log), env or {}
         settings = {"run.dir": str(folder / "runs"), **settings}
+        variables: list[dict[str, str]] = [{}]
         if self.launcher == "sweep":
-            watched.start([sys.executable, *self.sweep(folder, settings)], env)
+            words = [*LAUNCHING, *self.sweep(folder, settings)]
         elif self.launcher:
             config = ROOT / "configs" / "accelerate" / f"{self.launcher}.yaml"
-            launch = ["accelerate", "launch", "--config_file", config]
-            launch += ["--num_processes", "2", "--main_process_port", free_port()]
-            words = training({**settings, "run.name": "run"})
-            watched.start([*launch, *words], {"DS_ACCELERATOR": "cpu", **env})
+            words = [*map(str, LAUNCH), "--config_file", str(config)]
+            words += ["--num_processes", "2", "--main_process_port", str(free_port())]
+            words += training({**settings, "run.name": "run"})
+            variables = [{"DS_ACCELERATOR": "cpu"}]
         else:
             words = training({**settings, "run.name": "run"})
-            for each in ranks(self.processes) if self.processes > 1 else [{}]:
-                if disturbed:
-                    watched.start([sys.executable, *words], {**each, **env})
-                else:
-                    watched.fork(words, env=each)
+            variables = ranks(self.processes) if self.processes > 1 else variables
+        for each in variables:
+            if forked:
+                watched.fork_anew(words, {**each, **env})
+            else:
+                plain = words[len(LAUNCHING) :] if self.launcher else words
+                watched.start([sys.executable, *plain], {**each, **env})
         return watched
 
     def sweep(

@@ -72,7 +72,8 @@ def undergo(
 def finish(t: Trial, setup: Setup, settings: Settings, place: Path | None = None) -> str:
     """The same command again: it must end with the bytes of the undisturbed run."""
     folder = setup.run_folder(place or t.folder)
-    again = t.start(setup, settings, None, place, disturbed=False)
+    t.early = False
+    again = t.start(setup, settings, None, place)
     again.end(prompt=None, hang=WHOLE_RUN)
     if {*again.codes} != {FINISHED}:
         raise Violation(f"it cannot be resumed: {again.codes}, {last_lines(again.said)}")
@@ -84,6 +85,7 @@ def finish(t: Trial, setup: Setup, settings: Settings, place: Path | None = None
 def strike(t: Trial, moment: Moment, act: Callable[[Watched], None]) -> Fault:
     """Do something to the processes at a moment."""
     t.note(f"at {moment}")
+    t.early = moment.step is None
 
     def fault(run: Watched, folder: Path) -> int | None:
         if not moment.wait(run, folder):
