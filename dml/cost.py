@@ -85,3 +85,18 @@ def loss_memory(m: int, d: int, processes: int, tile: int) -> int:
     if processes == 1:
         S = min(kept, m * (m + tile) // 2)
     return FP32 * (gathered + gradient + ROW_STATISTICS * m + S + tiles) + LABEL * m
+
+
+def classes_of(rank: int, processes: int, classes: int) -> tuple[int, int]:
+    """The first class whose proxy a process holds, and how many it holds: blocks of equal size, to one."""
+    first = classes * rank // processes
+    return first, classes * (rank + 1) // processes - first
+
+
+def proxy_rows_at_a_time(
+    rows: int, columns: int, anchors: str, size: int = FP32, cutting: Cutting = CPU
+) -> int:
+    """How many anchors the loss of proxies works on at a time, with all of their columns. If they are
+    samples, the processes tell each other their statistics after every block: few large ones."""
+    most = cutting.block_bytes if anchors == "samples" else cutting.kept_bytes
+    return min(rows, max(64, most // (size * max(1, columns))))

@@ -2,10 +2,10 @@
 
 What is computed:
 
-- `losses` (LOSSES, make_loss): each loss under its equation
+- `losses` (LOSSES, PROXY_LOSSES, make_loss): each loss under its equation
 - `weighting` (Weighting, Mining, PairLoss): what a loss consists of; mining in front of weighting
 - `statistics` (Statistic, Side, Scope): row statistics that merge
-- `reference` (dense_loss, pair_weights): the loss from its definition, on the whole matrix
+- `reference` (dense_loss, pair_weights, dense_proxy_loss): the loss from its definition, on the whole matrix
 
 How it is computed:
 
@@ -13,6 +13,7 @@ How it is computed:
 - `grouping` (Groups, GlobalBatch): the batch of all processes, grouped by class
 - `engine`: S in tiles
 - `global_loss` (GlobalPairLoss, triton_problem): the loss of all processes, as a module
+- `proxy_loss` (GlobalProxyLoss): the same with proxies of classes, which the processes share out
 
 What is made of it:
 
@@ -21,7 +22,17 @@ What is made of it:
 """
 
 from dml.gpw.global_loss import GlobalPairLoss
-from dml.gpw.losses import LOSSES, make_loss
-from dml.gpw.reference import dense_loss, pair_weights
+from dml.gpw.losses import LOSSES, PROXY_LOSSES, make_loss
+from dml.gpw.proxy_loss import GlobalProxyLoss
+from dml.gpw.reference import dense_loss, dense_proxy_loss, pair_weights
 
-__all__ = ["LOSSES", "GlobalPairLoss", "dense_loss", "make_loss", "pair_weights"]
+__all__ = [
+    "LOSSES",
+    "PROXY_LOSSES",
+    "GlobalPairLoss",
+    "GlobalProxyLoss",
+    "dense_loss",
+    "dense_proxy_loss",
+    "make_loss",
+    "pair_weights",
+]

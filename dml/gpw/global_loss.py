@@ -31,7 +31,7 @@ from dml.gpw.engine.sweeps import MakeSweeps, Sweeps, choose_sweeps
 from dml.gpw.engine.triton_probe import probe
 from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import GlobalBatch
-from dml.gpw.losses import MultiSimilarity
+from dml.gpw.losses import MultiSimilarity, ProxyLoss
 from dml.gpw.statistics import Scope, Statistics, constant
 from dml.gpw.weighting import PairLoss
 
@@ -76,6 +76,8 @@ class GlobalPairLoss(nn.Module):
         kind: Kind | MakeSweeps = "auto",
     ) -> None:
         super().__init__()
+        if isinstance(loss, ProxyLoss):
+            raise TypeError(f"{loss.name} compares with proxies: use GlobalProxyLoss")
         if not isinstance(loss, PairLoss):
             raise TypeError(f"loss must come from make_loss, not {loss!r}")
         if not isinstance(tile, int) or tile < 1:
@@ -106,7 +108,7 @@ class GlobalPairLoss(nn.Module):
         known. Nothing about labels is then sent."""
         problem = input_problem(embeddings, labels, all_labels is not None)
         if problem is None and all_labels is not None:
-            problem = self.problem_of_all(labels, all_labels)
+            problem = problem_of_all(labels, all_labels, self.wire)
         mine = describe(embeddings, labels, all_labels) if problem is None else ""
         self.wire.agree(mine, problem)
         X = at_least_float32(embeddings).contiguous()
@@ -154,20 +156,6 @@ class GlobalPairLoss(nn.Module):
             raise LaunchError(problem)
         return problem is None
 
-    def problem_of_all(self, labels: Tensor, all_labels: Tensor) -> str | None:
-        """Why these are not the labels of all processes, in a sentence; None if they are."""
-        b, rank = len(labels), self.wire.rank
-        if not all_labels.is_cpu or all_labels.shape != (self.wire.size * b,):
-            return (
-                f"all_labels must be the labels of all {self.wire.size} processes, on the CPU: "
-                f"{self.wire.size * b} numbers, not {tuple(all_labels.shape)} on {all_labels.device}"
-            )
-        if labels.is_cpu and not torch.equal(
-            all_labels[rank * b : (rank + 1) * b].to(labels), labels
-        ):
-            return f"the labels of process {rank} are not those that all_labels has for it"
-        return None
-
     def check_finite(self) -> None:
         """Raise NotFiniteError, with the first row, if the last batch held NaN or infinity. It also
         warns once, on the first process, if embeddings are not normalised. It waits for a GPU."""
@@ -211,6 +199,19 @@ def triton_sweeps(loss: PairLoss, batch: GlobalBatch, tile: int, workspace: Work
 
     make = KeptSweeps if KeptSweeps.fits(batch, workspace) else TritonSweeps
     return make(loss, batch, tile, workspace)
+
+
+def problem_of_all(labels: Tensor, all_labels: Tensor, wire: Wire) -> str | None:
+    """Why these are not the labels of all processes, in a sentence; None if they are."""
+    b, rank = len(labels), wire.rank
+    if not all_labels.is_cpu or all_labels.shape != (wire.size * b,):
+        return (
+            f"all_labels must be the labels of all {wire.size} processes, on the CPU: "
+            f"{wire.size * b} numbers, not {tuple(all_labels.shape)} on {all_labels.device}"
+        )
+    if labels.is_cpu and not torch.equal(all_labels[rank * b : (rank + 1) * b].to(labels), labels):
+        return f"the labels of process {rank} are not those that all_labels has for it"
+    return None
 
 
 def describe(embeddings: Tensor, labels: Tensor, all_labels: Tensor | None) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dml.distributed.precision import at_least_float32, full_precision
 from dml.gpw.checks import check_batch
+from dml.gpw.losses.proxies import Anchors, Number, ProxyLoss
 from dml.gpw.statistics import Scope, Side, Statistics
 from dml.gpw.weighting import PairLoss
 
@@ -89,3 +90,27 @@ def against(loss: PairLoss, t: Statistics, side: Side) -> Statistics:
     negative pair sees all of its anchor's, as m x 1 x m."""
     unchanged = {Scope.BATCH, Scope.POSITIVE_PAIR} if side is Side.POSITIVE else {Scope.BATCH}
     return {n: x if loss.scopes[n] in unchanged else x.unsqueeze(1) for n, x in t.items()}
+
+
+def dense_proxy_loss(
+    loss: ProxyLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor
+) -> Tensor:
+    """The loss between a batch and the proxies of all classes, C x d, differentiable by autograd in
+    both. labels: from 0 to C - 1. Embeddings are used as they are, proxies at unit length."""
+    check_batch(embeddings, labels)
+    X, P = at_least_float32(embeddings), torch.nn.functional.normalize(proxies, dim=1)
+    weighting, same = loss.weighting, labels[:, None] == torch.arange(len(P), device=labels.device)
+    with full_precision(embeddings.device):
+        S = X @ P.T
+    if weighting.anchors is Anchors.PROXIES:
+        S, same = S.T, same.T
+    neg, live = weighting.negative, same.any(1)
+    n = Number(len(S), int(live.sum()))
+    lse_neg = masked_log_sum_exp(neg.scale * S + neg.shift, ~same)
+    lse_pos = masked_log_sum_exp(weighting.positive_term(S), same)
+    return weighting.value(lse_pos, lse_neg, n).sum()
+
+
+def masked_log_sum_exp(x: Tensor, keep: Tensor) -> Tensor:
+    """Of every row; the least finite number where nothing is kept, whose gradient is not NaN."""
+    return torch.where(keep, x, torch.finfo(x.dtype).min).logsumexp(1)
