@@ -5,12 +5,14 @@ What is computed:
 - `losses` (LOSSES, PROXY_LOSSES, make_loss): each loss under its equation
 - `weighting` (Weighting, Mining, PairLoss): what a loss consists of; mining in front of weighting
 - `statistics` (Statistic, Side, Scope): row statistics that merge
-- `reference` (dense_loss, pair_weights, dense_proxy_loss): the loss from its definition, on the whole matrix
+- `reference` (dense_loss, dense_loss_of_towers, dense_proxy_loss, pair_weights): the loss from its
+  definition, on the whole matrix
 
 How it is computed:
 
 - `checks` (input_problem, largest_similarity, check_batch): what a batch must be
 - `grouping` (Groups, GlobalBatch): the batch of all processes, grouped by class
+- `columns` (Matches, Slots): anchors against other vectors than the batch
 - `engine`: S in tiles
 - `global_loss` (GlobalPairLoss, triton_problem): the loss of all processes, as a module
 - `proxy_loss` (GlobalProxyLoss): the same with proxies of classes, which the processes share out
@@ -24,7 +26,7 @@ What is made of it:
 from dml.gpw.global_loss import GlobalPairLoss
 from dml.gpw.losses import LOSSES, PROXY_LOSSES, make_loss
 from dml.gpw.proxy_loss import GlobalProxyLoss
-from dml.gpw.reference import dense_loss, dense_proxy_loss, pair_weights
+from dml.gpw.reference import dense_loss, dense_loss_of_towers, dense_proxy_loss, pair_weights
 
 __all__ = [
     "LOSSES",
@@ -32,6 +34,7 @@ __all__ = [
     "GlobalPairLoss",
     "GlobalProxyLoss",
     "dense_loss",
+    "dense_loss_of_towers",
     "dense_proxy_loss",
     "make_loss",
     "pair_weights",
