@@ -29,22 +29,30 @@ from torch.optim import Optimizer
 from dml.config import Config
 from dml.data.deck import mix
 from dml.errors import LaunchError, NotFiniteError
-from dml.gpw import GlobalPairLoss, make_loss
+from dml.gpw import GlobalPairLoss, GlobalProxyLoss, make_loss
 from dml.gpw.global_loss import triton_problem
+from dml.gpw.losses import ProxyLoss
+from dml.gpw.weighting import PairLoss
 from dml.run_folder.clock import Clock
 
 LossFunction = Callable[..., Tensor]  # (embeddings, labels), and perhaps all_labels
 
 
-def make_loss_fn(config: Config, processes: int, device: torch.device) -> GlobalPairLoss:
-    """The loss of a config; LaunchError if this machine cannot compute what it asks for."""
-    engine, loss = config.engine, make_loss(config.loss.name, **config.loss.parameters)
+def make_loss_fn(
+    config: Config, processes: int, device: torch.device, classes: int
+) -> GlobalPairLoss | GlobalProxyLoss:
+    """The loss of a config; LaunchError if this machine cannot compute what it asks for. classes: those
+    that are trained on, each of which has a proxy if the loss has proxies."""
+    engine = config.engine
+    loss: PairLoss | ProxyLoss = make_loss(config.loss.name, **config.loss.parameters)
     if config.model.batchnorm == "synced" and processes > 1 and device.type == "cpu":
         raise LaunchError("torch synchronises BatchNorm on GPUs only; set model.batchnorm=frozen")
-    if engine.kind == "triton":
-        dtype = torch.float64 if engine.precision == "fp64" else torch.float32
-        if problem := triton_problem(loss, dtype, device):
-            raise LaunchError(problem)
+    dtype = torch.float64 if engine.precision == "fp64" else torch.float32
+    if engine.kind == "triton" and (problem := triton_problem(loss, dtype, device)):
+        raise LaunchError(problem)
+    if isinstance(loss, ProxyLoss):
+        made = GlobalProxyLoss(loss, classes, config.model.embedding_size, config.run.seed)
+        return made.to(device, dtype)
     return GlobalPairLoss(loss, engine.tile, kind=engine.kind)
 
 
@@ -55,11 +63,13 @@ def seed_random_layers(seed: int, step: int, rank: int) -> None:
 
 @dataclass(frozen=True)
 class Update:
-    """gradient_norm: None where DeepSpeed does not compute it (stage 0). embeddings: those of this
-    process's images, before the step."""
+    """gradient_norm: of the model; None where DeepSpeed does not compute it (stage 0).
+    loss_gradient_norm: of what the loss learns, on all processes; None if it learns nothing.
+    embeddings: those of this process's images, before the step."""
 
     loss: float
     gradient_norm: float | None
+    loss_gradient_norm: float | None
     embeddings: Tensor
 
 
@@ -75,14 +85,16 @@ def update(
     *,
     all_labels: Tensor | None = None,
     meanwhile: Callable[[], None] | None = None,
+    loss_optimizer: Optimizer | None = None,
 ) -> Update:
     """Make one step of the optimizer; loss and gradient_norm are the same on every process.
 
     `model` and `optimizer` come from `accelerator.prepare`. micro_batch: images per micro-batch; None
     means all at once. all_labels: those of the global batch on the CPU, if they are known; then no
     process asks for them. meanwhile: called while a GPU works on the step, before this process waits
-    for the GPU, which happens once per step. NotFiniteError: the loss or the gradient is NaN or
-    infinite, and the weights are still those of before the step.
+    for the GPU, which happens once per step. loss_optimizer: that of what the loss learns.
+    NotFiniteError: the loss or a gradient is NaN or infinite, and the weights are still those of before
+    the step, and so is what the loss learns.
     """
     clock = clock or Clock(images.device)
     loss, X = backward(
@@ -92,15 +104,24 @@ def update(
     if meanwhile is not None:
         meanwhile()
     with clock("optimizer"):
-        value, norm = read_both(loss, norm_of_gradient)
-        if not math.isfinite(value) or not math.isfinite(norm or 0):
-            if isinstance(loss_fn, GlobalPairLoss):
+        value, norm, loss_norm = read_numbers(loss, norm_of_gradient, norm_of_loss(loss_fn))
+        if not all(math.isfinite(x) for x in (value, norm or 0, loss_norm or 0)):
+            if isinstance(loss_fn, GlobalPairLoss | GlobalProxyLoss):
                 loss_fn.check_finite()  # on a GPU: names the embedding, if that is why
-            raise NotFiniteError(f"the loss is {value} and its gradient's norm {norm}")
+            of_loss = "" if loss_norm is None else f", that of what it learns {loss_norm}"
+            raise NotFiniteError(f"the loss is {value} and its gradient's norm {norm}{of_loss}")
         optimizer.step()  # under DeepSpeed these two do nothing: backward has already stepped
         optimizer.zero_grad()
+        if loss_optimizer is not None:
+            loss_optimizer.step()
+            loss_optimizer.zero_grad()
     clock.steps += 1
-    return Update(value, norm, X)
+    return Update(value, norm, loss_norm, X)
+
+
+def norm_of_loss(loss_fn: LossFunction) -> Tensor | None:
+    """The norm of the gradient of what a loss learns, on all processes; None if it learns nothing."""
+    return loss_fn.gradient_norm if isinstance(loss_fn, GlobalProxyLoss) else None
 
 
 def gradient_norm(accelerator: Accelerator, model: nn.Module) -> Tensor | float | None:
@@ -111,12 +132,17 @@ def gradient_norm(accelerator: Accelerator, model: nn.Module) -> Tensor | float 
     return nn.utils.get_total_norm(p.grad for p in model.parameters() if p.grad is not None)
 
 
-def read_both(loss: Tensor, norm: Tensor | float | None) -> tuple[float, float | None]:
-    """The loss and the norm as numbers. Reading waits for the GPU, so they are read together."""
-    if not isinstance(norm, Tensor):
-        return loss.item(), norm
-    value, read_norm = torch.stack([loss.double(), norm.double().to(loss.device)]).tolist()
-    return value, read_norm
+def read_numbers(
+    loss: Tensor, norm: Tensor | float | None, of_loss: Tensor | None
+) -> tuple[float, float | None, float | None]:
+    """The loss and the norms as numbers. Reading waits for the GPU, so they are read together."""
+    numbers = [loss, *(x for x in (norm, of_loss) if isinstance(x, Tensor))]
+    value, *norms = torch.stack([x.double().to(loss.device) for x in numbers]).tolist()
+    return (
+        value,
+        norms[0] if isinstance(norm, Tensor) else norm,
+        None if of_loss is None else norms[-1],
+    )
 
 
 def backward(

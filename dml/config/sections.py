@@ -279,8 +279,17 @@ class Optim:
         default=1.0,
         rule=POSITIVE,
     )
+    proxy_lr_factor: float = key(
+        "learning rate of what the loss learns, such as proxies, as a multiple of `optim.lr`; it has no "
+        "weight decay",
+        default=100.0,
+        rule=POSITIVE,
+        later=True,
+    )
     momentum: float = key("momentum of sgd", default=0.9, rule=SHARE)
-    weight_decay: float = key("weight decay of all parameters", default=5e-4, rule=at_least(0))
+    weight_decay: float = key(
+        "weight decay of all parameters of the model", default=5e-4, rule=at_least(0)
+    )
     schedule: Literal["constant", "step", "cosine"] = key(
         "`step` multiplies lr by gamma at every milestone; `cosine` lowers it to zero by the end",
         default="constant",

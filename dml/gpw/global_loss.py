@@ -96,6 +96,7 @@ class GlobalPairLoss(nn.Module):
         self.wire = Wire()
         self.workspace = Workspace()
         self.warned = False
+        self.sharded: dict[str, int] = {}  # every process has all parameters
         self.probed: dict[torch.device, str | None] = {}  # why Triton does not work there
 
     def extra_repr(self) -> str:
@@ -178,7 +179,9 @@ class GlobalPairLoss(nn.Module):
         return make(self.loss, batch, tile, self.workspace)
 
 
-def triton_problem(loss: PairLoss, dtype: torch.dtype, device: torch.device) -> str | None:
+def triton_problem(
+    loss: PairLoss | ProxyLoss, dtype: torch.dtype, device: torch.device
+) -> str | None:
     """Why Triton's kernels cannot compute this loss here, in a sentence; None if they can, as far as
     one can tell without running one."""
     instead = "set engine.kind=auto"

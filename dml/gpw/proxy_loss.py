@@ -51,6 +51,7 @@ class GlobalProxyLoss(nn.Module):
 
     proxies: of the classes from `first` on, C / W of them. They begin as normal random vectors of
         about unit length that depend on seed and class alone, not on the number of processes.
+    sharded: of which parameters this process has the rows of its classes, with the number of all rows.
     gradient_norm: of the proxies of all processes, the same on each of them; of the last forward pass.
     wire: counts what was sent.
     """
@@ -76,6 +77,7 @@ class GlobalProxyLoss(nn.Module):
         self.wire, self.workspace = Wire(), Workspace()
         self.first, count = classes_of(self.wire.rank, self.wire.size, classes)
         self.proxies = nn.Parameter(drawn_proxies(seed, self.first, count, dim))
+        self.sharded = {"proxies": classes}
         self.gradient_norm: Tensor | None = None
 
     def extra_repr(self) -> str:

@@ -17,6 +17,7 @@ NAMES = {
     "images": "train/images",
     "lr": "train/learning_rate",
     "gradient_norm": "train/gradient_norm",
+    "loss_gradient_norm": "train/loss_gradient_norm",
     "anchors_mined": "pairs/anchors_mined",
     "positives_per_anchor": "pairs/positives_per_anchor",
     "negatives_per_anchor": "pairs/negatives_per_anchor",
