@@ -59,7 +59,13 @@ LOSS_PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
     "normalised_softmax": {"tau": 0.05},
     "arcface": {"s": 64.0, "margin": 0.5},
 }
-PROXY_LOSSES = ("proxy_nca", "proxy_anchor", "normalised_softmax", "arcface")
+# The losses that compare samples with proxies, and which of the two are the anchors
+PROXY_LOSSES: Mapping[str, str] = {
+    "proxy_nca": "samples",
+    "proxy_anchor": "proxies",
+    "normalised_softmax": "samples",
+    "arcface": "samples",
+}
 
 # The two sets of values that are published for multi_similarity; configs/presets has a file of each.
 PRESETS: Mapping[str, Mapping[str, float]] = {

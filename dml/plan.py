@@ -5,34 +5,28 @@ python -m dml.plan --config configs/icons_mini.yaml --processes 2 --measure
 """
 
 import argparse
-import json
 import math
 import os
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from dml.catalogue import DATASETS
 from dml.config import Config, add_arguments, load
 from dml.config.mixing import Mixed, Part, Sizes, dataset_names, mixed, problems_of_parts
 from dml.config.sections import Data
-from dml.cost import loss_bytes_sent, loss_flops, loss_memory
-from dml.errors import ConfigError, Mistake, in_full
+from dml.cost import costs_of_loss
+from dml.errors import ConfigError, in_full
+from dml.measuring import measure, measured_rows
 from dml.rules import MOST_STEPS, Problem
 from shards.cache import Cache
-from shards.output import duration, exit_code, program_name
+from shards.output import exit_code, program_name
 from shards.remote import is_remote
 
 LARGEST_MEMORY = 2**44  # bytes per process: 16 TiB, more than a machine has
-WARM_UP, MEASURED = 2, 6  # steps of --measure: the first ones start the workers
 ASSUMED_SIZE = 224  # pixels of the side of an image where data.size leaves it to the backbone
 ASSUMED_FEATURES = 1024  # numbers in a vector, which only the shards know
 
@@ -55,10 +49,12 @@ class Plan:
     loss_memory: int
     loss_flops: int
     datasets: tuple[Mixed, ...] = ()  # if there are several
+    proxy_memory: int | None = None  # if the loss has proxies
 
     def to_dict(self) -> dict[str, Any]:
         """The content of plan.json."""
-        return {key: value for key, value in asdict(self).items() if key != "datasets" or value}
+        optional = ("datasets", "proxy_memory")
+        return {key: value for key, value in asdict(self).items() if key not in optional or value}
 
     def __str__(self) -> str:
         return as_rows(self.rows())
@@ -83,7 +79,16 @@ class Plan:
             "sent for the loss": f"{_size(self.loss_bytes_sent)} per process and step"
             " (the reduction of the model's gradient is not included)",
             "memory of the loss": f"{_size(self.loss_memory)} per process",
+            **self.proxy_rows(),
             "work of the loss": f"{self.loss_flops / 1e9:,.3g} GFLOP per process and step",
+        }
+
+    def proxy_rows(self) -> dict[str, str]:
+        if self.proxy_memory is None:
+            return {}
+        return {
+            "memory of the proxies": f"{_size(self.proxy_memory)} per process, with gradient and "
+            "optimizer; none is sent"
         }
 
 
@@ -160,10 +165,24 @@ def plan(
         images=steps * m,
         epochs=steps * m / images if images else None,
         steps_per_epoch=math.ceil(images / m) if images else None,
-        loss_bytes_sent=loss_bytes_sent(m, config.model.embedding_size, processes),
-        loss_memory=loss_memory(m, config.model.embedding_size, processes, config.engine.tile),
-        loss_flops=loss_flops(m, config.model.embedding_size, processes),
         datasets=tuple(mixed(config, steps, parts)) if several else (),
+        **costs_of(config, processes, classes, held_out),
+    )
+
+
+def costs_of(
+    config: Config, processes: int, classes: int | None, held_out: int | None
+) -> dict[str, int]:
+    trained = None if classes is None else classes - (held_out or 0)
+    size = config.model.embedding_size
+    m, name, tile = (
+        config.batch.classes * config.batch.per_class,
+        config.loss.name,
+        config.engine.tile,
+    )
+    # unknown: as if there were only the classes of a batch
+    return costs_of_loss(
+        name, m, size, processes, tile, trained or config.batch.classes, config.optim.name
     )
 
 
@@ -215,7 +234,8 @@ def _problems(
     batches = 2  # that of this step, and the next one
     sample = 4 * ASSUMED_FEATURES if config.model.backbone == "none" else 3 * size**2
     needed = batches * b * sample
-    needed += loss_memory(m, config.model.embedding_size, processes, engine.tile)
+    of_loss = costs_of(config, processes, classes, held_out)
+    needed += of_loss["loss_memory"] + of_loss.get("proxy_memory", 0)
     if needed > LARGEST_MEMORY:
         text = (
             f"the images and the loss need {_size(needed)} of memory per process, for {batches:,} "
@@ -274,68 +294,6 @@ def missing_files(config: Config) -> list[str]:
     return found
 
 
-def measure(files: Sequence[str], sets: Sequence[str], processes: int) -> float:
-    """Images per second of some real steps on this machine, of all processes together. The training
-    program makes them, in a folder that is removed afterwards. Mistake if it ends before."""
-    program = ["dml.train", "--config", *files, "--set", *sets]
-    if processes > 1:
-        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        program = [*torchrun, "-m", *program]
-    with tempfile.TemporaryDirectory(prefix="dml-measure-") as folder:
-        steps_alone = ["eval.every_steps=null", "eval.validation_classes=0", "eval.patience=null"]
-        steps_alone += [
-            "eval.untrained=false",
-            "eval.test=true",
-            "length.epochs=null",
-            "length.images=null",
-        ]
-        steps_alone += [f"length.steps={MOST_STEPS}", "run.log_steps=1"]
-        here = [f"run.dir={json.dumps(folder)}", "run.name=run"]
-        log, timing = Path(folder, "log"), Path(folder, "run", "timing.jsonl")
-        with log.open("wb") as errors:
-            run = subprocess.Popen(
-                [sys.executable, "-m", *program, *steps_alone, *here],
-                env={**os.environ, "TMPDIR": folder},  # torch leaves files there
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,  # so that all its processes can be ended together
-            )
-        try:
-            while run.poll() is None and len(whole_lines(timing)) < WARM_UP + MEASURED:
-                time.sleep(0.2)
-        finally:
-            end(run)
-        said, steps = log.read_text(errors="replace"), whole_lines(timing)
-    if len(steps) < WARM_UP + MEASURED:
-        own = [line for line in said.splitlines() if line.startswith("dml/train.py: ")]
-        why = own[-1].removeprefix("dml/train.py: ") if own else said[-1000:]
-        raise Mistake(f"--measure: the training ended after {len(steps)} steps: {why}")
-    return float(median(json.loads(step)["images_per_second"] for step in steps[WARM_UP:]))
-
-
-def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file that may still grow; none if there is no file yet."""
-    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-
-
-def end(run: "subprocess.Popen[bytes]") -> None:
-    """End all processes of a training, by force if it does not leave."""
-    if run.poll() is None:
-        os.killpg(run.pid, signal.SIGTERM)
-    try:
-        run.wait(60)
-    except subprocess.TimeoutExpired:
-        os.killpg(run.pid, signal.SIGKILL)
-        run.wait()
-
-
-def measured_rows(plan: Plan, speed: float) -> dict[str, str]:
-    return {
-        "measured": f"{speed:,.1f} images/s on this machine, median of {MEASURED} steps or more",
-        "estimated time": f"{duration(plan.images / speed)} for {plan.steps:,} steps, without evaluations",
-    }
-
-
 def add_processes(parser: argparse.ArgumentParser, about: str, most: int) -> None:
     def count(text: str) -> int:
         if text == "auto":
@@ -381,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = found.rows()
         if arguments.measure:
             speed = measure(arguments.config, arguments.set, found.processes)
-            rows |= measured_rows(found, speed)
+            rows |= measured_rows(found.images, found.steps, speed)
         print(as_rows(rows))
     except ValueError as error:  # ConfigError, or ShardError for damaged shards
         print(error, file=sys.stderr)
