@@ -115,7 +115,8 @@ class GeneralWeights:
             if anchors is None:
                 some.copy_(w)
             else:
-                torch.add(w, self.weights(some, kept, t_columns, column_is), out=some)
+                w_back = self.weights(some, kept, t_columns, column_is)
+                torch.add(w, w_back, alpha=anchors.share, out=some)
 
     def weigh_rows(self, S: Tensor, keep: Tensor | None, rows: slice | Tensor) -> Tensor:
         """w_ij, of the anchors in the rows alone."""

@@ -80,7 +80,8 @@ class MsKernel:
         of_rows = self.bounds(rows.t)
         of_columns = of_rows if columns is rows else None
         if columns is not None and columns is not rows:
-            of_columns = self.bounds(columns.t)
+            bound, at_bound = self.bounds(columns.t)
+            of_columns = bound, at_bound + math.log2(columns.share)
         return MsWeights(self.ms.beta, of_rows, of_columns, self.workspace, self.part_pairs)
 
     def bounds(self, t: Statistics) -> Bounds:

@@ -218,9 +218,10 @@ class RectangleBlock:
         loss, S, slots = self.sweeps.loss, self.S_pos, self.slots
         w = loss.positive_weight(S, against_positives(loss, rows.t))
         if columns is not None:
-            anchors = slots.columns.clamp(max=len(self.sweeps.Y) - 1)
-            places = self.sweeps.matches.place[self.span, None].expand_as(anchors)
-            w = w + loss.positive_weight(S, of_anchors(loss, columns.t, anchors, places))
+            anchors = slots.columns * slots.valid  # of an empty slot, any
+            places = self.sweeps.matches.place[self.span, None] * slots.valid
+            w_back = loss.positive_weight(S, of_anchors(loss, columns.t, anchors, places))
+            w = w + columns.share * w_back
         self.w_pos = masked(w, slots.valid, 0)
 
     def weigh_negatives(self, weights: TileWeights, rows: slice) -> None:

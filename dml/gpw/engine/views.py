@@ -23,11 +23,13 @@ class AnchorSet:
     """What weights need to know of some anchors.
 
     t: their statistics. is_anchor: a sample without a positive is no anchor; None: all are, or the loss
-    has no anchors (`PairLoss.has_anchors`).
+    has no anchors (`PairLoss.has_anchors`). share: how much a weight of these anchors counts, if they are
+    those of the columns, beside one of the anchors in the rows.
     """
 
     t: Statistics
     is_anchor: Tensor | None
+    share: float = 1.0
 
 
 def of_batch(loss: PairLoss, t: Statistics, groups: Groups) -> AnchorSet:
