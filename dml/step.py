@@ -53,7 +53,7 @@ def make_loss_fn(
     if isinstance(loss, ProxyLoss):
         made = GlobalProxyLoss(loss, classes, config.model.embedding_size, config.run.seed)
         return made.to(device, dtype)
-    return GlobalPairLoss(loss, engine.tile, kind=engine.kind)
+    return GlobalPairLoss(loss, engine.tile, kind=engine.kind).to(device, dtype)
 
 
 def seed_random_layers(seed: int, step: int, rank: int) -> None:
@@ -121,7 +121,7 @@ def update(
 
 def norm_of_loss(loss_fn: LossFunction) -> Tensor | None:
     """The norm of the gradient of what a loss learns, on all processes; None if it learns nothing."""
-    return loss_fn.gradient_norm if isinstance(loss_fn, GlobalProxyLoss) else None
+    return loss_fn.gradient_norm if isinstance(loss_fn, GlobalPairLoss | GlobalProxyLoss) else None
 
 
 def gradient_norm(accelerator: Accelerator, model: nn.Module) -> Tensor | float | None:

@@ -396,5 +396,5 @@ LATER: Mapping[str, Any] = {
     for name, section in SECTIONS.items()
     for f in fields(section)
     if f.metadata.get("later")
-}
+} | {"loss.learn": False}
 """The keys that came after runs without them, with their defaults."""

@@ -105,7 +105,11 @@ class GlobalPairLoss(nn.Module):
         self.wire = Wire()
         self.workspace = Workspace()
         self.warned = False
+        self.learned = nn.ParameterDict(
+            {k: nn.Parameter(torch.tensor(x)) for k, x in loss.learned.items()}
+        )
         self.sharded: dict[str, int] = {}  # every process has all parameters
+        self.gradient_norm: Tensor | None = None
         self.probed: dict[torch.device, str | None] = {}  # why Triton does not work there
 
     def extra_repr(self) -> str:
@@ -144,6 +148,7 @@ class GlobalPairLoss(nn.Module):
             problem = problem_of_identities(identities, self.wire.size * len(labels))
         mine = describe(embeddings, labels, all_labels) if problem is None else ""
         self.wire.agree(mine, problem)
+        self.loss = self.as_learned()
         X = at_least_float32(embeddings).contiguous()
         dX = X.new_empty(X.shape) if X.requires_grad and torch.is_grad_enabled() else None
         # Wrappers that average divide the gradient of the global loss by W; this restores it.
@@ -160,6 +165,7 @@ class GlobalPairLoss(nn.Module):
             sweeps = self.sweeps(batch)
             own = sweeps.statistics()
             value, t = share_statistics(self.loss, batch, own, self.wire, term)
+            value, slopes = self.slopes_of(value)
             if not X.is_cpu:  # NaN unless all embeddings are finite
                 value = value.add(batch.norms.dot(batch.norms), alpha=0)
             if dX is not None:
@@ -169,7 +175,29 @@ class GlobalPairLoss(nn.Module):
         dX = batch.in_input_order(dX)
         if term is not None and term.gradient is not None:
             dX += term.gradient
-        attached: Tensor = KnownGradient.apply(value, X, dX)  # type: ignore[no-untyped-call]
+        return self.attached(value, [(X, dX)], slopes)
+
+    def as_learned(self) -> PairLoss:
+        """The loss with what it has learned so far. A GPU is waited for, if it learns."""
+        if not self.learned:
+            return self.loss
+        return self.loss.at({name: p.item() for name, p in self.learned.items()})
+
+    def slopes_of(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and the gradient of what is learned: the same on all processes."""
+        if not self.learned:
+            return value, value.new_empty(0)
+        self.gradient_norm = torch.linalg.vector_norm(value[1:])
+        return value[0], value[1:]
+
+    def attached(self, value: Tensor, known: list[tuple[Tensor, Tensor]], slopes: Tensor) -> Tensor:
+        """The loss with its gradients: of embeddings, and of what is learned, which no wrapper averages."""
+        parameters = [self.learned[name] for name in self.loss.learned]  # it sorts its own keys
+        of_parameters = [x.to(p) for p, x in zip(parameters, slopes.clone(), strict=True)]
+        inputs, gradients = zip(*known, strict=True)
+        attached: Tensor = KnownGradient.apply(  # type: ignore[no-untyped-call]
+            value, *inputs, *parameters, *gradients, *of_parameters
+        )
         return attached
 
     def of_memory(
@@ -208,6 +236,7 @@ class GlobalPairLoss(nn.Module):
         if problem is None:
             mine = f"{describe(*x, all_labels)}, {describe(*y, all_y_labels)}"
         self.wire.agree(mine, problem)
+        self.loss = self.as_learned()
         inputs = [at_least_float32(own).contiguous() for own, _ in (x, y)]
         scale = self.wire.size if self.reduction == "mean" else 1
         wanted = [X.requires_grad and torch.is_grad_enabled() for X in inputs]
@@ -220,6 +249,7 @@ class GlobalPairLoss(nn.Module):
             self.check_norms(towers.norms)
             tile = self.tile_on(inputs[0].device)
             value, there, back = compare_towers(self.loss, towers, tile, self.workspace, self.wire)
+            value, slopes = self.slopes_of(value)
             if not inputs[0].is_cpu:
                 value = value.add(towers.norms.dot(towers.norms), alpha=0)
             # before the other direction's, which is in memory of its own
@@ -230,10 +260,7 @@ class GlobalPairLoss(nn.Module):
         pairs = [(X, dX) for X, dX in zip(inputs, gradients, strict=True) if dX is not None]
         if not pairs:
             return value.to(inputs[0].dtype, copy=True)
-        attached: Tensor = KnownGradient.apply(  # type: ignore[no-untyped-call]
-            value, *(X for X, _ in pairs), *(dX for _, dX in pairs)
-        )
-        return attached
+        return self.attached(value, pairs, slopes)
 
     def check_norms(self, norms: Tensor) -> None:
         """The lengths of all embeddings: looked at now, except on a GPU, which would be waited for."""
@@ -337,11 +364,11 @@ def share_statistics(
     wire: Wire,
     term: MemoryTerm | None = None,
 ) -> tuple[Tensor, Statistics]:
-    """The loss, and the statistics of all m rows that its weights use, from those of the own rows.
+    """The loss, with slopes if something is learned, and the statistics of all m rows that its weights use, from those of the own rows.
     Sums over processes are taken in the order of ranks, so all processes get the same bits. term: what a
     memory adds to the loss; its sum over the own anchors is sent as part of that of the batch."""
     if loss.has_anchors:
-        own_sum = loss.sum_of_anchors(own).double()
+        own_sum = loss.totals_of_anchors(own)
     else:
         own_sum = constant(0, torch.float64, batch.X.device)
     if term is not None:
@@ -353,7 +380,7 @@ def share_statistics(
             t[name] = x.sum(0)
         else:
             t[name] = batch.in_grouped_order(x)
-    value = sums.sum() / batch.groups.m if loss.has_anchors else loss.weighting.value(t)
+    value = sums.sum(0) / batch.groups.m if loss.has_anchors else loss.totals_of_batch(t)
     if term is not None and term.value is not None:
         value = value + term.value
     return value, t

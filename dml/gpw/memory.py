@@ -102,7 +102,7 @@ class Memory:
 class MemoryTerm:
     """The memory's part of the loss, with its weight.
 
-    own_sum: over the own anchors, to be divided by m. value: of a loss that is one number of the whole
+    own_sum: over the own anchors, to be divided by m; with slopes, if something is learned. value: of a loss that is one number of the whole
     batch, the same on all processes; None: of any other. gradient: of the own rows, in the order of this
     process's embeddings; None: not asked for.
     """
@@ -145,6 +145,6 @@ def compare(
         if dX is not None:
             sweeps.gradient(of_rows(loss, t), None, factor, dX)
     if loss.has_anchors:
-        return MemoryTerm(loss.sum_of_anchors(t).double().mul(memory.weight), None, dX)
+        return MemoryTerm(loss.totals_of_anchors(t).mul(memory.weight), None, dX)
     nothing = constant(0, torch.float64, X.device)
-    return MemoryTerm(nothing, loss.weighting.value(t).mul(memory.weight), dX)
+    return MemoryTerm(nothing, loss.totals_of_batch(t).mul(memory.weight), dX)

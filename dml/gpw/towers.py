@@ -115,7 +115,7 @@ class Direction:
     def own_sum(self) -> Tensor:
         """Over the own anchors; 0 of a loss without anchors."""
         if self.loss.has_anchors:
-            return self.loss.sum_of_anchors(self.own).double()
+            return self.loss.totals_of_anchors(self.own)
         return constant(0, torch.float64, self.anchors.X.device)
 
     def shared(self) -> list[Tensor]:
@@ -128,9 +128,9 @@ class Direction:
         for name, x in zip(loss.shared_statistics, gathered, strict=True):
             self.t[name] = x.sum(0) if loss.scopes[name] is Scope.BATCH else x.flatten(0, 1)
         if loss.has_anchors:
-            self.value = sums.sum() / self.anchors.count
+            self.value = sums.sum(0) / self.anchors.count
         else:
-            self.value = loss.weighting.value(self.t)
+            self.value = loss.totals_of_batch(self.t)
 
     t: Statistics
 
@@ -154,7 +154,7 @@ class Direction:
 def compare_towers(
     loss: PairLoss, towers: Towers, tile: int, workspace: Workspace, wire: Wire
 ) -> tuple[Tensor, Direction, Direction]:
-    """The loss, and both directions, which know the gradient of their own anchors."""
+    """The loss, with slopes if something is learned, and both directions, which know the gradient of their own anchors."""
     there = Direction(loss, towers.x, towers.y, tile, workspace, "S")
     back = Direction(loss, towers.y, towers.x, tile, workspace, "S of the other tower")
     parts = there.shared(), back.shared()
