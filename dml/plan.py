@@ -23,8 +23,17 @@ from typing import Any
 from dml.catalogue import DATASETS
 from dml.config import Config, add_arguments, load
 from dml.config.mixing import Mixed, Part, Sizes, dataset_names, mixed, problems_of_parts
+from dml.config.remembering import problems_of_memory
 from dml.config.sections import Data
-from dml.cost import loss_bytes_sent, loss_flops, loss_memory
+from dml.cost import (
+    MemoryCost,
+    in_units,
+    known,
+    loss_bytes_sent,
+    loss_flops,
+    loss_memory,
+    memory_cost,
+)
 from dml.errors import ConfigError, Mistake, in_full
 from dml.rules import MOST_STEPS, Problem
 from shards.cache import Cache
@@ -55,10 +64,12 @@ class Plan:
     loss_memory: int
     loss_flops: int
     datasets: tuple[Mixed, ...] = ()  # if there are several
+    memory: MemoryCost | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The content of plan.json."""
-        return {key: value for key, value in asdict(self).items() if key != "datasets" or value}
+        optional = ("datasets", "memory")
+        return {key: value for key, value in asdict(self).items() if key not in optional or value}
 
     def __str__(self) -> str:
         return as_rows(self.rows())
@@ -69,42 +80,28 @@ class Plan:
             "processes": f"{self.processes:,}",
             "images per process": f"{self.images_per_process:,}",
             "micro-batches per process": f"{self.micro_batches:,}",
-            "training classes": _known(self.train_classes),
-            "validation classes": _known(self.validation_classes),
+            "training classes": known(self.train_classes),
+            "validation classes": known(self.validation_classes),
             "steps": f"{self.steps:,}",
             "images": f"{self.images:,}",
-            "epochs": _known(self.epochs),
-            "steps per epoch": _known(self.steps_per_epoch),
+            "epochs": known(self.epochs),
+            "steps per epoch": known(self.steps_per_epoch),
             **{
                 f"of {each.name}": f"{each.classes_per_batch:,} classes per batch; each image is seen "
                 f"{each.times_seen:,.2f} times on average"
                 for each in self.datasets
             },
-            "sent for the loss": f"{_size(self.loss_bytes_sent)} per process and step"
+            "sent for the loss": f"{in_units(self.loss_bytes_sent)} per process and step"
             " (the reduction of the model's gradient is not included)",
-            "memory of the loss": f"{_size(self.loss_memory)} per process",
+            "memory of the loss": f"{in_units(self.loss_memory)} per process",
             "work of the loss": f"{self.loss_flops / 1e9:,.3g} GFLOP per process and step",
+            **({"cross-batch memory": str(self.memory)} if self.memory else {}),
         }
 
 
 def as_rows(rows: Mapping[str, str]) -> str:
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
-
-
-def _known(number: float | None) -> str:
-    if number is None:
-        return "unknown until the shards are read"
-    return f"{number:,}" if isinstance(number, int) else f"{number:,.2f}"
-
-
-def _size(count: int) -> str:
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{count} B" if unit == "B" else f"{size:,.1f} {unit}"
 
 
 def plan(
@@ -146,6 +143,8 @@ def plan(
         assert images is not None
         # the decimal as written: 1.1 in binary is slightly more and would add a step
         steps = math.ceil(Fraction(str(length.epochs)) * images / m)
+    if found := list(problems_of_memory(config.memory, m, steps)):
+        raise ConfigError(found, where)
     if steps > MOST_STEPS:
         problem = Problem("length", None, f"{steps:,} steps are too many", "train for less")
         raise ConfigError([problem], where)
@@ -164,7 +163,13 @@ def plan(
         loss_memory=loss_memory(m, config.model.embedding_size, processes, config.engine.tile),
         loss_flops=loss_flops(m, config.model.embedding_size, processes),
         datasets=tuple(mixed(config, steps, parts)) if several else (),
+        memory=memory_of(config, b),
     )
+
+
+def memory_of(config: Config, b: int) -> MemoryCost | None:
+    size, start, d = config.memory.size, config.memory.from_step, config.model.embedding_size
+    return None if size is None else memory_cost(size, start, b, d, config.engine.tile)
 
 
 def _problems(
@@ -216,9 +221,11 @@ def _problems(
     sample = 4 * ASSUMED_FEATURES if config.model.backbone == "none" else 3 * size**2
     needed = batches * b * sample
     needed += loss_memory(m, config.model.embedding_size, processes, engine.tile)
+    if remembered := memory_of(config, b):
+        needed += remembered.bytes
     if needed > LARGEST_MEMORY:
         text = (
-            f"the images and the loss need {_size(needed)} of memory per process, for {batches:,} "
+            f"the images and the loss need {in_units(needed)} of memory per process, for {batches:,} "
             f"batches of {b:,} images"
         )
         fix = "lower batch.classes, or use more processes"

@@ -34,7 +34,7 @@ from dml.run_folder.folder import folder_of, is_of_length, open_folder, sound_re
 from dml.run_folder.journal import Journal
 from dml.run_folder.reporter import Reporter
 from dml.run_folder.result import result_of, summary, write_result
-from dml.run_folder.saver import Origin, Saver, last_checkpoint, restore
+from dml.run_folder.saver import Origin, Saver, last_checkpoint, restore, restore_memory
 from dml.step import make_loss_fn, seed_random_layers, update
 from shards.checksums import check_shards
 
@@ -74,12 +74,14 @@ def train(config: Config, team: Team, cleanup: ExitStack) -> None:
 class Prepared:
     """The batch of a step, on its way to the device, and the meeting before that step, which has begun.
 
-    all_labels: of the global batch, on the CPU.
+    all_labels: of the global batch, on the CPU. identities: the numbers of its images; None unless there is
+    a memory that asks for them.
     """
 
     images: Tensor
     labels: Tensor
     all_labels: Tensor
+    identities: Tensor | None
     meeting: Meeting
 
 
@@ -118,6 +120,9 @@ class Run:
         optimizer = make_optimizer(config.optim, self.model)
         model, optimizer, progress = restore(team, last, self.model, optimizer)
         self.model, self.optimizer, self.progress = model, optimizer, progress
+        memory = self.loss_fn.memory
+        if memory is not None:
+            restore_memory(team, last, memory)
         self.own = train_batches(splits, config, self.spec, team.rank, team.size)
         self.order = range(progress.step, self.plan.steps)
         with team.together():
@@ -129,7 +134,7 @@ class Run:
             warnings = suspicious(splits, config) if team.first else []
         team.say("\n".join([str(self.plan), f"{'folder':<25}  {folder}", *warnings]))
         self.clock = clock = Clock(team.device, progress.seconds)
-        self.saver = Saver(team, folder, origin, model, optimizer, progress, journal)
+        self.saver = Saver(team, folder, origin, model, optimizer, progress, journal, memory)
         self.evaluator = Evaluator(team, splits, self.spec, config, self.plan, journal)
         self.reporter = Reporter(
             team, journal, self.plan, config.run, self.loss_fn, clock, progress
@@ -181,10 +186,12 @@ class Run:
                 micro,
                 self.clock,
                 all_labels=prepared.all_labels,
+                identities=prepared.identities,
                 meanwhile=meanwhile,
             )
             progress.count(done.loss, self.clock.total())
             metrics = {"loss": done.loss, "lr": lr, "gradient_norm": done.gradient_norm}
+            assert isinstance(done.embeddings, Tensor)
             self.reporter.report(metrics, done.embeddings, labels)
 
     def prepare(self, step: int) -> Prepared | None:
@@ -196,8 +203,11 @@ class Run:
             images, labels = self.copies.begin(self.team.fetch(self.batches))
             self.ahead.at(step - self.order.start)
             all_labels = torch.from_numpy(self.own.batches.all_labels(step))
+            identities = None
+            if self.loss_fn.memory is not None:
+                identities = torch.from_numpy(self.own.batches(step)[0])
         due = self.saver.age() > 60 * self.config.save.every_minutes
-        return Prepared(images, labels, all_labels, self.team.begin_meeting(save=due))
+        return Prepared(images, labels, all_labels, identities, self.team.begin_meeting(save=due))
 
     def finish(self) -> None:
         """Evaluate the test classes with the best step by the validation classes, or else the last;

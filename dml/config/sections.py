@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_type_hints
 
-from dml.catalogue import DATASETS, TRACKERS, Parameter, tracker_names
-from dml.config.keys import BACKBONE, SIZES, WEIGHTS, key
+from dml.catalogue import DATASETS, Parameter
+from dml.config.keys import BACKBONE, SIZES, TRACKER_NAMES, WEIGHTS, key
+from dml.config.remembering import Memory
 from dml.rules import (
     FOLDER_NAME,
     INCREASING,
@@ -28,13 +29,6 @@ from dml.rules import (
 
 MOST_PIXELS = 10_000
 MOST_WORKERS = 8  # where data.workers is null
-TRACKER_NAMES = Rule(
-    f"names of {', '.join(TRACKERS)}, each once, with commas between them",
-    lambda text: (
-        set(tracker_names(text)) <= set(TRACKERS)
-        and len(set(tracker_names(text))) == len(tracker_names(text))
-    ),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,6 +367,7 @@ class Config:
     batch: Batch
     model: Model
     loss: Loss
+    memory: Memory
     engine: Engine
     optim: Optim
     length: Length

@@ -24,6 +24,7 @@ from dml.distributed.full_state import (
 from dml.distributed.processes import settle_buckets
 from dml.distributed.team import Team
 from dml.errors import CheckpointError, RunError
+from dml.gpw import Memory
 from dml.models import Embedder
 from dml.run_folder import checkpoint
 from dml.run_folder.background import Background
@@ -34,6 +35,7 @@ from dml.run_folder.progress import Progress
 
 CHECKPOINTS = "checkpoints"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+MEMORY = "memory.safetensors"
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,18 @@ def check_fits(model: Embedder, optimizer: Optimizer, last: Checkpoint) -> None:
         ) from None
 
 
+def restore_memory(team: Team, last: Checkpoint | None, memory: Memory) -> None:
+    """The cross-batch memory as the last checkpoint has it, on all processes."""
+    if last is None:
+        return
+    with team.together():
+        if team.first and MEMORY not in last.tensors:
+            raise CheckpointError(
+                f"{last.folder} has no {MEMORY}; put it back, or set run.name to another name"
+            )
+    memory.load(team.from_first(last.tensors.get(MEMORY, {})), team.device)
+
+
 class Saver:
     """Saves a run. All processes call it at the same time; the first one writes, in a thread, while the
     training goes on. What cannot be written (a full disk) is raised at the team's next meeting.
@@ -125,7 +139,9 @@ class Saver:
         optimizer: Optimizer,
         progress: Progress,
         journal: Journal,
+        memory: Memory | None = None,
     ) -> None:
+        self.memory = memory
         self.team, self.root, self.origin = team, folder / CHECKPOINTS, origin
         self.model, self.optimizer = model, optimizer
         self.progress, self.journal = progress, journal
@@ -153,6 +169,8 @@ class Saver:
             if self.team.first:
                 self.progress.metrics_size = self.journal.length()
                 files = {MODEL: copied(weights), OPTIMIZER: copied(slots)}
+                if self.memory is not None:  # the same on all processes
+                    files[MEMORY] = copied(self.memory.state())
                 self.background.start(partial(self.write, self.state(), files))
         self.started, self.time = step, time.monotonic()
 
