@@ -54,6 +54,29 @@ def on_gpu(free: int) -> Cutting:
 WORKING_TILES, WORKING_TILES_BY_ROWS = 2, 5
 
 
+@dataclass(frozen=True)
+class MemoryCost:
+    """What a cross-batch memory costs per process; the FLOPs are those of a step. It sends nothing."""
+
+    size: int
+    from_step: int
+    bytes: int
+    flops: int
+
+    def __str__(self) -> str:
+        held = f"the last {self.size:,} embeddings, from step {self.from_step:,} on"
+        work = f"{self.flops / 1e9:,.3g} GFLOP per process and step"
+        return f"{held}: {in_units(self.bytes)} per process, {work}"
+
+
+def memory_cost(size: int, from_step: int, b: int, d: int, tile: int) -> MemoryCost:
+    """The embeddings with labels and identities, S of the rows worked on at a time, and the gradient; S = A Y^T
+    and G Y."""
+    rows = b if FP32 * b * size <= CPU.kept_bytes else rows_at_a_time(b, size, tile)
+    held = size * (FP32 * d + 2 * LABEL) + FP32 * (rows * size + b * d)
+    return MemoryCost(size, from_step, held, 2 * 2 * b * size * d)
+
+
 def loss_bytes_sent(m: int, d: int, processes: int) -> int:
     """Two ring all-gathers: embeddings with labels, then row statistics. Backward sends nothing."""
     row = FP32 * d + LABEL + FP32 * ROW_STATISTICS
@@ -87,6 +110,23 @@ def loss_memory(m: int, d: int, processes: int, tile: int) -> int:
     if processes == 1:
         S = min(kept, m * (m + tile) // 2)
     return FP32 * (gathered + gradient + ROW_STATISTICS * m + S + tiles) + LABEL * m
+
+
+def known(number: float | None) -> str:
+    """A number that may not be known yet, for people."""
+    if number is None:
+        return "unknown until the shards are read"
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.2f}"
+
+
+def in_units(count: int) -> str:
+    """Bytes, for people."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:,.1f} {unit}"
 
 
 # What the loss of proxies holds per proxy, in vectors: the proxy, the same at unit length, its gradient,

@@ -17,8 +17,9 @@ from typing import Any
 from dml.catalogue import DATASETS
 from dml.config import Config, add_arguments, load
 from dml.config.mixing import Mixed, Part, Sizes, dataset_names, mixed, problems_of_parts
+from dml.config.remembering import problems_of_memory
 from dml.config.sections import Data
-from dml.cost import costs_of_loss
+from dml.cost import MemoryCost, costs_of_loss, in_units, known, memory_cost
 from dml.errors import ConfigError, in_full
 from dml.measuring import measure, measured_rows
 from dml.rules import MOST_STEPS, Problem
@@ -49,11 +50,12 @@ class Plan:
     loss_memory: int
     loss_flops: int
     datasets: tuple[Mixed, ...] = ()  # if there are several
+    memory: MemoryCost | None = None
     proxy_memory: int | None = None  # if the loss has proxies
 
     def to_dict(self) -> dict[str, Any]:
         """The content of plan.json."""
-        optional = ("datasets", "proxy_memory")
+        optional = ("datasets", "memory", "proxy_memory")
         return {key: value for key, value in asdict(self).items() if key not in optional or value}
 
     def __str__(self) -> str:
@@ -65,29 +67,30 @@ class Plan:
             "processes": f"{self.processes:,}",
             "images per process": f"{self.images_per_process:,}",
             "micro-batches per process": f"{self.micro_batches:,}",
-            "training classes": _known(self.train_classes),
-            "validation classes": _known(self.validation_classes),
+            "training classes": known(self.train_classes),
+            "validation classes": known(self.validation_classes),
             "steps": f"{self.steps:,}",
             "images": f"{self.images:,}",
-            "epochs": _known(self.epochs),
-            "steps per epoch": _known(self.steps_per_epoch),
+            "epochs": known(self.epochs),
+            "steps per epoch": known(self.steps_per_epoch),
             **{
                 f"of {each.name}": f"{each.classes_per_batch:,} classes per batch; each image is seen "
                 f"{each.times_seen:,.2f} times on average"
                 for each in self.datasets
             },
-            "sent for the loss": f"{_size(self.loss_bytes_sent)} per process and step"
+            "sent for the loss": f"{in_units(self.loss_bytes_sent)} per process and step"
             " (the reduction of the model's gradient is not included)",
-            "memory of the loss": f"{_size(self.loss_memory)} per process",
+            "memory of the loss": f"{in_units(self.loss_memory)} per process",
             **self.proxy_rows(),
             "work of the loss": f"{self.loss_flops / 1e9:,.3g} GFLOP per process and step",
+            **({"cross-batch memory": str(self.memory)} if self.memory else {}),
         }
 
     def proxy_rows(self) -> dict[str, str]:
         if self.proxy_memory is None:
             return {}
         return {
-            "memory of the proxies": f"{_size(self.proxy_memory)} per process, with gradient and "
+            "memory of the proxies": f"{in_units(self.proxy_memory)} per process, with gradient and "
             "optimizer; none is sent"
         }
 
@@ -95,21 +98,6 @@ class Plan:
 def as_rows(rows: Mapping[str, str]) -> str:
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
-
-
-def _known(number: float | None) -> str:
-    if number is None:
-        return "unknown until the shards are read"
-    return f"{number:,}" if isinstance(number, int) else f"{number:,.2f}"
-
-
-def _size(count: int) -> str:
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{count} B" if unit == "B" else f"{size:,.1f} {unit}"
 
 
 def plan(
@@ -151,6 +139,8 @@ def plan(
         assert images is not None
         # the decimal as written: 1.1 in binary is slightly more and would add a step
         steps = math.ceil(Fraction(str(length.epochs)) * images / m)
+    if found := list(problems_of_memory(config.memory, config.loss.name, m, steps)):
+        raise ConfigError(found, where)
     if steps > MOST_STEPS:
         problem = Problem("length", None, f"{steps:,} steps are too many", "train for less")
         raise ConfigError([problem], where)
@@ -166,24 +156,24 @@ def plan(
         epochs=steps * m / images if images else None,
         steps_per_epoch=math.ceil(images / m) if images else None,
         datasets=tuple(mixed(config, steps, parts)) if several else (),
+        memory=memory_of(config, b),
         **costs_of(config, processes, classes, held_out),
     )
 
 
 def costs_of(
     config: Config, processes: int, classes: int | None, held_out: int | None
-) -> dict[str, int]:
-    trained = None if classes is None else classes - (held_out or 0)
-    size = config.model.embedding_size
-    m, name, tile = (
-        config.batch.classes * config.batch.per_class,
-        config.loss.name,
-        config.engine.tile,
-    )
-    # unknown: as if there were only the classes of a batch
-    return costs_of_loss(
-        name, m, size, processes, tile, trained or config.batch.classes, config.optim.name
-    )
+) -> dict[str, Any]:
+    """What the loss costs. Of unknown classes, only those of a batch are counted."""
+    batch, d, tile = config.batch, config.model.embedding_size, config.engine.tile
+    n = batch.classes if classes is None else classes - (held_out or 0)
+    m = batch.classes * batch.per_class
+    return costs_of_loss(config.loss.name, m, d, processes, tile, n, config.optim.name)
+
+
+def memory_of(config: Config, b: int) -> MemoryCost | None:
+    size, start, d = config.memory.size, config.memory.from_step, config.model.embedding_size
+    return None if size is None else memory_cost(size, start, b, d, config.engine.tile)
 
 
 def _problems(
@@ -236,9 +226,11 @@ def _problems(
     needed = batches * b * sample
     of_loss = costs_of(config, processes, classes, held_out)
     needed += of_loss["loss_memory"] + of_loss.get("proxy_memory", 0)
+    if remembered := memory_of(config, b):
+        needed += remembered.bytes
     if needed > LARGEST_MEMORY:
         text = (
-            f"the images and the loss need {_size(needed)} of memory per process, for {batches:,} "
+            f"the images and the loss need {in_units(needed)} of memory per process, for {batches:,} "
             f"batches of {b:,} images"
         )
         fix = "lower batch.classes, or use more processes"

@@ -35,7 +35,14 @@ from dml.run_folder.folder import folder_of, is_of_length, open_folder, sound_re
 from dml.run_folder.journal import Journal
 from dml.run_folder.reporter import Reporter
 from dml.run_folder.result import result_of, summary, write_result
-from dml.run_folder.saver import Learned, Origin, Saver, last_checkpoint, restore
+from dml.run_folder.saver import (
+    Learned,
+    Origin,
+    Saver,
+    last_checkpoint,
+    restore,
+    restore_memory,
+)
 from dml.step import make_loss_fn, seed_random_layers, update
 from shards.checksums import check_shards
 
@@ -75,12 +82,14 @@ def train(config: Config, team: Team, cleanup: ExitStack) -> None:
 class Prepared:
     """The batch of a step, on its way to the device, and the meeting before that step, which has begun.
 
-    all_labels: of the global batch, on the CPU.
+    all_labels: of the global batch, on the CPU. identities: the numbers of its images; None unless there is
+    a memory that asks for them.
     """
 
     images: Tensor
     labels: Tensor
     all_labels: Tensor
+    identities: Tensor | None
     meeting: Meeting
 
 
@@ -122,6 +131,9 @@ class Run:
         learned = Learned(self.loss_fn, self.loss_optimizer) if self.loss_optimizer else None
         model, optimizer, progress = restore(team, last, self.model, optimizer, learned)
         self.model, self.optimizer, self.progress = model, optimizer, progress
+        memory = self.loss_fn.memory
+        if memory is not None:
+            restore_memory(team, last, memory)
         self.own = train_batches(splits, config, self.spec, team.rank, team.size)
         self.order = range(progress.step, self.plan.steps)
         with team.together():
@@ -133,7 +145,9 @@ class Run:
             warnings = suspicious(splits, config) if team.first else []
         team.say("\n".join([str(self.plan), f"{'folder':<25}  {folder}", *warnings]))
         self.clock = clock = Clock(team.device, progress.seconds)
-        self.saver = Saver(team, folder, origin, model, optimizer, progress, journal, learned)
+        self.saver = Saver(
+            team, folder, origin, model, optimizer, progress, journal, learned, memory
+        )
         self.evaluator = Evaluator(team, splits, self.spec, config, self.plan, journal)
         self.reporter = Reporter(team, journal, self.plan, config, self.loss_fn, clock, progress)
 
@@ -185,6 +199,7 @@ class Run:
                 micro,
                 self.clock,
                 all_labels=prepared.all_labels,
+                identities=prepared.identities,
                 meanwhile=meanwhile,
                 loss_optimizer=self.loss_optimizer,
             )
@@ -192,6 +207,7 @@ class Run:
             metrics = {"loss": done.loss, "lr": lr, "gradient_norm": done.gradient_norm}
             if done.loss_gradient_norm is not None:
                 metrics["loss_gradient_norm"] = done.loss_gradient_norm
+            assert isinstance(done.embeddings, Tensor)
             self.reporter.report(metrics, done.embeddings, labels)
 
     def prepare(self, step: int) -> Prepared | None:
@@ -204,8 +220,11 @@ class Run:
             images, labels = self.copies.begin((images, self.numbered(labels)))
             self.ahead.at(step - self.order.start)
             all_labels = self.numbered(torch.from_numpy(self.own.batches.all_labels(step)))
+            identities = None
+            if self.loss_fn.memory is not None:
+                identities = torch.from_numpy(self.own.batches(step)[0])
         due = self.saver.age() > 60 * self.config.save.every_minutes
-        return Prepared(images, labels, all_labels, self.team.begin_meeting(save=due))
+        return Prepared(images, labels, all_labels, identities, self.team.begin_meeting(save=due))
 
     def numbered(self, labels: Tensor) -> Tensor:
         """Labels as a loss of proxies has them: numbers of the classes that are trained on."""

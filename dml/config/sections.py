@@ -9,6 +9,7 @@ from typing import Any, Literal, get_type_hints
 
 from dml.catalogue import DATASETS, Parameter
 from dml.config.keys import BACKBONE, SIZES, TRACKER_NAMES, WEIGHTS, key
+from dml.config.remembering import Memory
 from dml.rules import (
     FOLDER_NAME,
     INCREASING,
@@ -26,8 +27,7 @@ from dml.rules import (
     one_of,
 )
 
-MOST_PIXELS = 10_000
-MOST_WORKERS = 8  # where data.workers is null
+MOST_PIXELS, MOST_WORKERS = 10_000, 8  # workers: where data.workers is null
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,8 +273,7 @@ class Optim:
         rule=POSITIVE,
     )
     proxy_lr_factor: float = key(
-        "learning rate of what the loss learns, such as proxies, as a multiple of `optim.lr`; it has no "
-        "weight decay",
+        "learning rate of what the loss learns (proxies), as a multiple of `optim.lr`; without decay",
         default=100.0,
         rule=POSITIVE,
         later=True,
@@ -375,6 +374,7 @@ class Config:
     batch: Batch
     model: Model
     loss: Loss
+    memory: Memory
     engine: Engine
     optim: Optim
     length: Length

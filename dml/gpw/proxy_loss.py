@@ -56,6 +56,8 @@ class GlobalProxyLoss(nn.Module):
     wire: counts what was sent.
     """
 
+    memory = None  # the proxies stand for all classes
+
     def __init__(
         self,
         loss: ProxyLoss,

@@ -6,6 +6,7 @@
             model.safetensors
             optimizer.safetensors
             loss.safetensors        what the loss learns: proxies of all classes, and their slots
+            memory.safetensors      of a run with a cross-batch memory
             state.json              progress; checksums of the files above and of this file
         best-00000300/              model.safetensors and state.json of the best validation
         .writing/                   unfinished: never read, overwritten by the next save

@@ -63,11 +63,22 @@ class Reporter:
             **metrics,
             **({} if pairs is None else of_pairs(pairs)),
             "steps_without_pairs": self.progress.without_pairs / step,
+            **self.of_memory(),
         }
         timing = self.clock.timing(self.plan.batch_size, self.loss_fn.wire.bytes_sent)
         self.journal.log(Training(step, seen, timing))
         if pairs is not None and (step == every or step % (HISTOGRAMS * every) == 0):
             self.journal.log(Pairs(step, pairs))
+
+    def of_memory(self) -> dict[str, float | None]:
+        """The share of the anchors of the last batch that found a positive in the memory; None: it was
+        not used yet."""
+        memory = self.loss_fn.memory
+        if memory is None:
+            return {}
+        if memory.found is None:
+            return {"anchors_with_memory": None}
+        return {"anchors_with_memory": Wire().gather(memory.found)[0].mean().item()}
 
     def show(self, loss: str) -> None:
         """On a terminal in the bar, elsewhere in a line per minute."""

@@ -31,6 +31,7 @@ from dml.distributed.learned_state import (
 from dml.distributed.processes import settle_buckets
 from dml.distributed.team import Team
 from dml.errors import CheckpointError, RunError
+from dml.gpw import Memory
 from dml.models import Embedder
 from dml.run_folder import checkpoint
 from dml.run_folder.background import Background
@@ -40,7 +41,8 @@ from dml.run_folder.journal import Journal
 from dml.run_folder.progress import Progress
 
 CHECKPOINTS = "checkpoints"
-MODEL, OPTIMIZER, LOSS = "model.safetensors", "optimizer.safetensors", "loss.safetensors"
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+LOSS, MEMORY = "loss.safetensors", "memory.safetensors"
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,18 @@ def check_fits(
         ) from None
 
 
+def restore_memory(team: Team, last: Checkpoint | None, memory: Memory) -> None:
+    """The cross-batch memory as the last checkpoint has it, on all processes."""
+    if last is None:
+        return
+    with team.together():
+        if team.first and MEMORY not in last.tensors:
+            raise CheckpointError(
+                f"{last.folder} has no {MEMORY}; put it back, or set run.name to another name"
+            )
+    memory.load(team.from_first(last.tensors.get(MEMORY, {})), team.device)
+
+
 class Saver:
     """Saves a run. All processes call it at the same time; the first one writes, in a thread, while the
     training goes on. What cannot be written (a full disk) is raised at the team's next meeting.
@@ -155,7 +169,9 @@ class Saver:
         progress: Progress,
         journal: Journal,
         learned: Learned | None = None,
+        memory: Memory | None = None,
     ) -> None:
+        self.memory = memory
         self.team, self.root, self.origin = team, folder / CHECKPOINTS, origin
         self.model, self.optimizer, self.learned = model, optimizer, learned
         self.progress, self.journal = progress, journal
@@ -188,6 +204,8 @@ class Saver:
                 self.progress.metrics_size = self.journal.length()
                 files = {MODEL: copied(weights), OPTIMIZER: copied(slots)}
                 files |= {LOSS: of_loss} if of_loss else {}
+                if self.memory is not None:  # the same on all processes
+                    files[MEMORY] = copied(self.memory.state())
                 self.background.start(partial(self.write, self.state(), files))
         self.started, self.time = step, time.monotonic()
 

@@ -22,6 +22,7 @@ NAMES = {
     "positives_per_anchor": "pairs/positives_per_anchor",
     "negatives_per_anchor": "pairs/negatives_per_anchor",
     "steps_without_pairs": "pairs/steps_without",
+    "anchors_with_memory": "pairs/anchors_with_memory",
     "images_per_second": "speed/images_per_second",
     "seconds_data": "speed/seconds_data",
     "seconds_forward": "speed/seconds_forward",
