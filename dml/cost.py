@@ -129,9 +129,8 @@ def in_units(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{size:,.1f} {unit}"
 
 
-# What the loss of proxies holds per proxy, in vectors: the proxy, the same at unit length, its gradient,
-# and the same again while the gradient is turned into that of the vector before normalisation.
-PROXY_VECTORS = 4
+# What the loss of proxies holds per proxy, in vectors: the proxy, the same at unit length, its gradient.
+PROXY_VECTORS = 3
 OPTIMIZER_SLOTS = {"adam": 2, "adamw": 2, "sgd": 1}
 PAIR_OF_SUMS = 16  # two float64: of an anchor the log-sum-exps, of a process its loss and gradient
 

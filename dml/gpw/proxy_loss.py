@@ -34,7 +34,7 @@ from dml.gpw.global_loss import describe, problem_of_all
 from dml.gpw.losses.proxies import Anchors, Number, ProxyLoss
 from dml.gpw.weighting import PairLoss
 
-DRAWN = 2**16  # classes whose proxies are drawn at a time
+CHUNK = 2**14  # proxies that are worked on at a time where that takes more memory
 
 
 class GlobalProxyLoss(nn.Module):
@@ -165,9 +165,8 @@ class GlobalProxyLoss(nn.Module):
         square = torch.zeros_like(value)
         if dX is not None and dP is not None:
             add_positives(weighting, pairs, positives, slope_pos, X, P, dX, dP)
-            # through p = v / |v|:  dv = (dp - <dp, p> p) / |v|
-            dP.sub_(P.to(dP.dtype).mul_((dP * P).sum(1, keepdim=True))).div_(lengths)
-            square = torch.linalg.vector_norm(dP, dtype=torch.float64).square()
+            through_normalisation(dP, P, lengths)
+            square = row_norms(dP).double().square().sum()
         sums = self.wire.gather(torch.stack([value, square]))[0]
         self.gradient_norm = sums[:, 1].sum().sqrt()
         value = sums[0, 0] if of_samples else sums[:, 0].sum()
@@ -178,14 +177,22 @@ class GlobalProxyLoss(nn.Module):
         return value, self.wire.reduce_scatter(dX).mul_(scale)
 
 
+def through_normalisation(dP: Tensor, P: Tensor, lengths: Tensor) -> None:
+    """The gradient dp of p = v / |v| becomes that of v, dv = (dp - <dp, p> p) / |v|; P is overwritten. Some
+    rows at a time: a product of all would be as large as the proxies."""
+    for rows in zip(dP.split(CHUNK), P.split(CHUNK), lengths.split(CHUNK), strict=True):
+        some, p, length = rows
+        some.sub_(p.mul_((some * p).sum(1, keepdim=True))).div_(length)
+
+
 def drawn_proxies(seed: int, first: int, count: int, dim: int) -> Tensor:
     """Normal numbers of variance 1 / dim: Box-Muller of a generator that is counted to the class. The
     length is about 1, so that a learning rate turns a proxy by the same angle for any dim."""
     pairs = -(-dim // 2)
     blocks = -(-pairs // 2)  # of 4 draws
     found = torch.empty(count, dim)
-    for start in range(0, count, DRAWN):
-        n = min(DRAWN, count - start)
+    for start in range(0, count, CHUNK):
+        n = min(CHUNK, count - start)
         generator = np.random.Philox(key=seed).advance((first + start) * blocks)
         draws = generator.random_raw(n * 4 * blocks).reshape(n, 4 * blocks)[:, : 2 * pairs]
         uniform = ((draws >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
