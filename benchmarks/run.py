@@ -28,6 +28,7 @@ PARTS = {
     "loss": [],
     "parameters": [],
     "losses": [],
+    "proxies": [],
     "loss_memory": [],
     "scale": [],
     "two_hosts": [],

@@ -110,7 +110,7 @@ def worker(rank: int, m: int, d: int, repeats: int) -> None:
             S = (Z if whole else X) @ Z.T
             where = slice(int(rows[0]), int(rows[-1]) + 1)
             block = RowBlock(S, rows, groups, False, on_host=rows, where=where)
-            t = block_statistics(loss, GeneralKernel(loss, groups), block, tile=m)
+            t = block_statistics(loss, GeneralKernel(loss), block, tile=m)
             (loss.sum_of_anchors(t) / m).backward()
         assert X.grad is not None
         return X.grad

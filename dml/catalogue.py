@@ -1,5 +1,6 @@
 """The names that a config may use: losses with their hyper-parameters, datasets, backbones."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,8 @@ Parameter = float | int | bool | str | tuple[float, ...]
 # weights these train, and those of the paper's text (beta 50, lam 1) stall (docs/log.md). Neither gives
 # a lam for contrastive, triplet, lifted_structure and n_pairs or a number of bins; those are our choices.
 # The losses of other papers, from recall_surrogate on, have the values that their papers or published code
-# recommend for retrieval; info_nce, which has no one value, has that of supcon.
+# recommend for retrieval; info_nce, which has no one value, has that of supcon. proxy_nca has those of
+# ProxyNCA++; the first ProxyNCA is tau 1 without own_proxy.
 LOSS_PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
     "multi_similarity": {"alpha": 2.0, "beta": 40.0, "lam": 0.5, "eps": 0.1},
     "ms_weighting": {"alpha": 2.0, "beta": 40.0, "lam": 0.5},
@@ -50,8 +52,26 @@ LOSS_PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
     "supcon": {"tau": 0.1, "variant": "out"},
     "info_nce": {"tau": 0.1},
     "circle": {"m": 0.4, "gamma": 80.0},
-    "margin": {"alpha": 0.2, "beta": 1.2, "dim": 512, "cutoff": 0.5, "nonzero_loss_cutoff": 1.4},
-    "pairwise_sigmoid": {"t": 10.0, "b": -10.0},
+    "margin": {
+        "alpha": 0.2,
+        "beta": 1.2,
+        "dim": 512,
+        "cutoff": 0.5,
+        "nonzero_loss_cutoff": 1.4,
+        "learn": False,
+    },
+    "pairwise_sigmoid": {"t": 10.0, "b": -10.0, "learn": False},
+    "proxy_nca": {"tau": 1 / 9, "own_proxy": True},
+    "proxy_anchor": {"alpha": 32.0, "delta": 0.1},
+    "normalised_softmax": {"tau": 0.05},
+    "arcface": {"s": 64.0, "margin": 0.5},
+}
+# The losses that compare samples with proxies, and which of the two are the anchors
+PROXY_LOSSES: Mapping[str, str] = {
+    "proxy_nca": "samples",
+    "proxy_anchor": "proxies",
+    "normalised_softmax": "samples",
+    "arcface": "samples",
 }
 
 # The two sets of values that are published for multi_similarity; configs/presets has a file of each.
@@ -60,9 +80,10 @@ PRESETS: Mapping[str, Mapping[str, float]] = {
     "the paper's text": {"beta": 50.0, "lam": 1.0},
 }
 
-# MS mining can go in front of any weighting, unless the name of the loss already says whether it does.
+# MS mining can go in front of any weighting of pairs of samples, unless the name of the loss already says
+# whether it does.
 MINING: Mapping[str, Parameter] = {"mine": False, "eps": 0.1}
-MINING_SETTLED = frozenset({"multi_similarity", "ms_weighting", "ms_mining"})
+MINING_SETTLED = frozenset({"multi_similarity", "ms_weighting", "ms_mining", *PROXY_LOSSES})
 
 PARAMETER_RULES = {
     "alpha": POSITIVE,
@@ -81,11 +102,16 @@ PARAMETER_RULES = {
     "nonzero_loss_cutoff": Rule("above 0, below 2", lambda x: 0 < x < 2),
     "t": POSITIVE,
     "b": ANY,
+    "learn": ANY,
+    "own_proxy": ANY,
+    "delta": ANY,
+    "s": POSITIVE,
+    "margin": Rule("at least 0, below pi", lambda x: 0 <= x < math.pi),
     "mine": ANY,
 }
 PARAMETER_MEANINGS = {
     "alpha": "how sharply the weights of positives depend on their similarity; in `margin`, the margin "
-    "on either side of beta",
+    "on either side of beta; in `proxy_anchor`, that of both",
     "beta": "how sharply the weights of negatives depend on their similarity; in `margin`, the distance "
     "that separates positives from negatives",
     "lam": "lambda, the similarity that pairs are compared with, or the margin of the loss",
@@ -104,6 +130,12 @@ PARAMETER_MEANINGS = {
     "nonzero_loss_cutoff": "the distance from which on no negative is drawn",
     "t": "scale of the similarities",
     "b": "bias of the logit",
+    "learn": "learn beta of `margin`, or t and b of `pairwise_sigmoid`, from their values here on, with "
+    "`optim.proxy_lr_factor`",
+    "own_proxy": "whether the own proxy counts in the denominator, as in ProxyNCA++",
+    "delta": "margin: positives are pulled above delta, negatives pushed below -delta",
+    "s": "scale of the cosines",
+    "margin": "the angle in radians that is added to that between a sample and its proxy",
     "mine": "put MS mining in front of the weighting",
 }
 

@@ -6,6 +6,8 @@ takes its block sizes from here, so the plan describes what the engine does.
 
 from dataclasses import dataclass
 
+from dml.catalogue import PROXY_LOSSES
+
 GIB, MIB = 2**30, 2**20
 FP32 = 4
 LABEL = 8  # int64
@@ -52,6 +54,29 @@ def on_gpu(free: int) -> Cutting:
 WORKING_TILES, WORKING_TILES_BY_ROWS = 2, 5
 
 
+@dataclass(frozen=True)
+class MemoryCost:
+    """What a cross-batch memory costs per process; the FLOPs are those of a step. It sends nothing."""
+
+    size: int
+    from_step: int
+    bytes: int
+    flops: int
+
+    def __str__(self) -> str:
+        held = f"the last {self.size:,} embeddings, from step {self.from_step:,} on"
+        work = f"{self.flops / 1e9:,.3g} GFLOP per process and step"
+        return f"{held}: {in_units(self.bytes)} per process, {work}"
+
+
+def memory_cost(size: int, from_step: int, b: int, d: int, tile: int) -> MemoryCost:
+    """The embeddings with labels and identities, S of the rows worked on at a time, and the gradient; S = A Y^T
+    and G Y."""
+    rows = b if FP32 * b * size <= CPU.kept_bytes else rows_at_a_time(b, size, tile)
+    held = size * (FP32 * d + 2 * LABEL) + FP32 * (rows * size + b * d)
+    return MemoryCost(size, from_step, held, 2 * 2 * b * size * d)
+
+
 def loss_bytes_sent(m: int, d: int, processes: int) -> int:
     """Two ring all-gathers: embeddings with labels, then row statistics. Backward sends nothing."""
     row = FP32 * d + LABEL + FP32 * ROW_STATISTICS
@@ -85,3 +110,89 @@ def loss_memory(m: int, d: int, processes: int, tile: int) -> int:
     if processes == 1:
         S = min(kept, m * (m + tile) // 2)
     return FP32 * (gathered + gradient + ROW_STATISTICS * m + S + tiles) + LABEL * m
+
+
+def known(number: float | None) -> str:
+    """A number that may not be known yet, for people."""
+    if number is None:
+        return "unknown until the shards are read"
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.2f}"
+
+
+def in_units(count: int) -> str:
+    """Bytes, for people."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:,.1f} {unit}"
+
+
+# What the loss of proxies holds per proxy, in vectors: the proxy, the same at unit length, its gradient.
+PROXY_VECTORS = 3
+OPTIMIZER_SLOTS = {"adam": 2, "adamw": 2, "sgd": 1}
+PAIR_OF_SUMS = 16  # two float64: of an anchor the log-sum-exps, of a process its loss and gradient
+
+
+def classes_of(rank: int, processes: int, classes: int) -> tuple[int, int]:
+    """The first class whose proxy a process holds, and how many it holds: blocks of equal size, to one."""
+    first = classes * rank // processes
+    return first, classes * (rank + 1) // processes - first
+
+
+def proxy_rows_at_a_time(
+    rows: int, columns: int, anchors: str, size: int = FP32, cutting: Cutting = CPU
+) -> int:
+    """How many anchors the loss of proxies works on at a time, with all of their columns. If they are
+    samples, the processes tell each other their statistics after every block: few large ones."""
+    most = cutting.block_bytes if anchors == "samples" else cutting.kept_bytes
+    return min(rows, max(64, most // (size * max(1, columns))))
+
+
+def proxy_bytes_sent(m: int, d: int, processes: int, anchors: str) -> int:
+    """An all-gather of the embeddings with labels; if the anchors are samples, all-gathers of the
+    log-sum-exps of all m rows; one of the losses; a reduce-scatter of the gradient of the embeddings. No
+    proxy is sent."""
+    b = m // processes
+    rows = m * PAIR_OF_SUMS if anchors == "samples" else 0
+    return (processes - 1) * (b * (FP32 * d + LABEL) + rows + PAIR_OF_SUMS + b * FP32 * d)
+
+
+def proxy_flops(m: int, d: int, processes: int, classes: int) -> int:
+    """The similarities, and the gradients of both sides."""
+    return 3 * 2 * m * d * -(-classes // processes)
+
+
+def proxy_memory(d: int, processes: int, classes: int, optimizer: str) -> int:
+    """The proxies of a process, their gradient, and what the optimizer keeps."""
+    vectors = PROXY_VECTORS + OPTIMIZER_SLOTS[optimizer]
+    return FP32 * d * vectors * -(-classes // processes)
+
+
+def proxy_loss_memory(m: int, d: int, processes: int, classes: int, anchors: str) -> int:
+    """Without the proxies: the gathered embeddings and their gradient, and a block of S."""
+    own = -(-classes // processes)
+    rows, columns = (m, own) if anchors == "samples" else (own, m)
+    block = proxy_rows_at_a_time(rows, columns, anchors) * columns
+    gathered = 2 * m * d if processes > 1 else 0  # as it arrives, and split by process
+    return FP32 * (gathered + 2 * m * d + block) + LABEL * m
+
+
+def costs_of_loss(
+    name: str, m: int, d: int, processes: int, tile: int, classes: int, optimizer: str
+) -> dict[str, int]:
+    """What a loss sends, holds and computes, as the plan has it. classes: those that are trained on."""
+    if name not in PROXY_LOSSES:
+        return {
+            "loss_bytes_sent": loss_bytes_sent(m, d, processes),
+            "loss_memory": loss_memory(m, d, processes, tile),
+            "loss_flops": loss_flops(m, d, processes),
+        }
+    anchors = PROXY_LOSSES[name]
+    return {
+        "loss_bytes_sent": proxy_bytes_sent(m, d, processes, anchors),
+        "loss_memory": proxy_loss_memory(m, d, processes, classes, anchors),
+        "loss_flops": proxy_flops(m, d, processes, classes),
+        "proxy_memory": proxy_memory(d, processes, classes, optimizer),
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dml.config import Optim
@@ -19,11 +20,27 @@ def make_optimizer(optim: Optim, model: Embedder) -> Optimizer:
         {"params": list(model.head.parameters()), "lr_factor": optim.head_lr_factor},
     ]
     groups = [group for group in groups if group["params"]]  # features come without a backbone
+    return of_groups(optim, groups, optim.weight_decay)
+
+
+def make_loss_optimizer(optim: Optim, loss: nn.Module) -> Optimizer | None:
+    """The optimizer of what the loss learns; None if it learns nothing. It steps beside that of the
+    model, so no wrapper of the model knows of it.
+
+    There is no weight decay. A proxy is used at unit length, so decay would not change the loss. And where
+    a proxy has nearly no gradient, Adam would turn its decay into steps of full length, down to zero.
+    """
+    parameters = list(loss.parameters())
+    if not parameters:
+        return None
+    return of_groups(optim, [{"params": parameters, "lr_factor": optim.proxy_lr_factor}], 0.0)
+
+
+def of_groups(optim: Optim, groups: list[dict[str, Any]], decay: float) -> Optimizer:
     if optim.name == "sgd":
-        momentum, decay = optim.momentum, optim.weight_decay
-        return SGD(groups, optim.lr, momentum=momentum, weight_decay=decay, fused=True)
+        return SGD(groups, optim.lr, momentum=optim.momentum, weight_decay=decay, fused=True)
     kind = Adam if optim.name == "adam" else AdamW
-    return kind(groups, optim.lr, weight_decay=optim.weight_decay, fused=True)
+    return kind(groups, optim.lr, weight_decay=decay, fused=True)
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:

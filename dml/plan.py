@@ -5,34 +5,29 @@ python -m dml.plan --config configs/icons_mini.yaml --processes 2 --measure
 """
 
 import argparse
-import json
 import math
 import os
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from dml.catalogue import DATASETS
 from dml.config import Config, add_arguments, load
 from dml.config.mixing import Mixed, Part, Sizes, dataset_names, mixed, problems_of_parts
+from dml.config.remembering import problems_of_memory
 from dml.config.sections import Data
-from dml.cost import loss_bytes_sent, loss_flops, loss_memory
-from dml.errors import ConfigError, Mistake, in_full
+from dml.cost import MemoryCost, costs_of_loss, in_units, known, memory_cost
+from dml.errors import ConfigError, in_full
+from dml.measuring import measure, measured_rows
 from dml.rules import MOST_STEPS, Problem
 from shards.cache import Cache
-from shards.output import duration, exit_code, program_name
+from shards.output import exit_code, program_name
 from shards.remote import is_remote
 
 LARGEST_MEMORY = 2**44  # bytes per process: 16 TiB, more than a machine has
-WARM_UP, MEASURED = 2, 6  # steps of --measure: the first ones start the workers
 ASSUMED_SIZE = 224  # pixels of the side of an image where data.size leaves it to the backbone
 ASSUMED_FEATURES = 1024  # numbers in a vector, which only the shards know
 
@@ -55,10 +50,13 @@ class Plan:
     loss_memory: int
     loss_flops: int
     datasets: tuple[Mixed, ...] = ()  # if there are several
+    memory: MemoryCost | None = None
+    proxy_memory: int | None = None  # if the loss has proxies
 
     def to_dict(self) -> dict[str, Any]:
         """The content of plan.json."""
-        return {key: value for key, value in asdict(self).items() if key != "datasets" or value}
+        optional = ("datasets", "memory", "proxy_memory")
+        return {key: value for key, value in asdict(self).items() if key not in optional or value}
 
     def __str__(self) -> str:
         return as_rows(self.rows())
@@ -69,42 +67,37 @@ class Plan:
             "processes": f"{self.processes:,}",
             "images per process": f"{self.images_per_process:,}",
             "micro-batches per process": f"{self.micro_batches:,}",
-            "training classes": _known(self.train_classes),
-            "validation classes": _known(self.validation_classes),
+            "training classes": known(self.train_classes),
+            "validation classes": known(self.validation_classes),
             "steps": f"{self.steps:,}",
             "images": f"{self.images:,}",
-            "epochs": _known(self.epochs),
-            "steps per epoch": _known(self.steps_per_epoch),
+            "epochs": known(self.epochs),
+            "steps per epoch": known(self.steps_per_epoch),
             **{
                 f"of {each.name}": f"{each.classes_per_batch:,} classes per batch; each image is seen "
                 f"{each.times_seen:,.2f} times on average"
                 for each in self.datasets
             },
-            "sent for the loss": f"{_size(self.loss_bytes_sent)} per process and step"
+            "sent for the loss": f"{in_units(self.loss_bytes_sent)} per process and step"
             " (the reduction of the model's gradient is not included)",
-            "memory of the loss": f"{_size(self.loss_memory)} per process",
+            "memory of the loss": f"{in_units(self.loss_memory)} per process",
+            **self.proxy_rows(),
             "work of the loss": f"{self.loss_flops / 1e9:,.3g} GFLOP per process and step",
+            **({"cross-batch memory": str(self.memory)} if self.memory else {}),
+        }
+
+    def proxy_rows(self) -> dict[str, str]:
+        if self.proxy_memory is None:
+            return {}
+        return {
+            "memory of the proxies": f"{in_units(self.proxy_memory)} per process, with gradient and "
+            "optimizer; none is sent"
         }
 
 
 def as_rows(rows: Mapping[str, str]) -> str:
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
-
-
-def _known(number: float | None) -> str:
-    if number is None:
-        return "unknown until the shards are read"
-    return f"{number:,}" if isinstance(number, int) else f"{number:,.2f}"
-
-
-def _size(count: int) -> str:
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{count} B" if unit == "B" else f"{size:,.1f} {unit}"
 
 
 def plan(
@@ -146,6 +139,8 @@ def plan(
         assert images is not None
         # the decimal as written: 1.1 in binary is slightly more and would add a step
         steps = math.ceil(Fraction(str(length.epochs)) * images / m)
+    if found := list(problems_of_memory(config.memory, config.loss.name, m, steps)):
+        raise ConfigError(found, where)
     if steps > MOST_STEPS:
         problem = Problem("length", None, f"{steps:,} steps are too many", "train for less")
         raise ConfigError([problem], where)
@@ -160,11 +155,25 @@ def plan(
         images=steps * m,
         epochs=steps * m / images if images else None,
         steps_per_epoch=math.ceil(images / m) if images else None,
-        loss_bytes_sent=loss_bytes_sent(m, config.model.embedding_size, processes),
-        loss_memory=loss_memory(m, config.model.embedding_size, processes, config.engine.tile),
-        loss_flops=loss_flops(m, config.model.embedding_size, processes),
         datasets=tuple(mixed(config, steps, parts)) if several else (),
+        memory=memory_of(config, b),
+        **costs_of(config, processes, classes, held_out),
     )
+
+
+def costs_of(
+    config: Config, processes: int, classes: int | None, held_out: int | None
+) -> dict[str, Any]:
+    """What the loss costs. Of unknown classes, only those of a batch are counted."""
+    batch, d, tile = config.batch, config.model.embedding_size, config.engine.tile
+    n = batch.classes if classes is None else classes - (held_out or 0)
+    m = batch.classes * batch.per_class
+    return costs_of_loss(config.loss.name, m, d, processes, tile, n, config.optim.name)
+
+
+def memory_of(config: Config, b: int) -> MemoryCost | None:
+    size, start, d = config.memory.size, config.memory.from_step, config.model.embedding_size
+    return None if size is None else memory_cost(size, start, b, d, config.engine.tile)
 
 
 def _problems(
@@ -215,10 +224,13 @@ def _problems(
     batches = 2  # that of this step, and the next one
     sample = 4 * ASSUMED_FEATURES if config.model.backbone == "none" else 3 * size**2
     needed = batches * b * sample
-    needed += loss_memory(m, config.model.embedding_size, processes, engine.tile)
+    of_loss = costs_of(config, processes, classes, held_out)
+    needed += of_loss["loss_memory"] + of_loss.get("proxy_memory", 0)
+    if remembered := memory_of(config, b):
+        needed += remembered.bytes
     if needed > LARGEST_MEMORY:
         text = (
-            f"the images and the loss need {_size(needed)} of memory per process, for {batches:,} "
+            f"the images and the loss need {in_units(needed)} of memory per process, for {batches:,} "
             f"batches of {b:,} images"
         )
         fix = "lower batch.classes, or use more processes"
@@ -274,68 +286,6 @@ def missing_files(config: Config) -> list[str]:
     return found
 
 
-def measure(files: Sequence[str], sets: Sequence[str], processes: int) -> float:
-    """Images per second of some real steps on this machine, of all processes together. The training
-    program makes them, in a folder that is removed afterwards. Mistake if it ends before."""
-    program = ["dml.train", "--config", *files, "--set", *sets]
-    if processes > 1:
-        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        program = [*torchrun, "-m", *program]
-    with tempfile.TemporaryDirectory(prefix="dml-measure-") as folder:
-        steps_alone = ["eval.every_steps=null", "eval.validation_classes=0", "eval.patience=null"]
-        steps_alone += [
-            "eval.untrained=false",
-            "eval.test=true",
-            "length.epochs=null",
-            "length.images=null",
-        ]
-        steps_alone += [f"length.steps={MOST_STEPS}", "run.log_steps=1"]
-        here = [f"run.dir={json.dumps(folder)}", "run.name=run"]
-        log, timing = Path(folder, "log"), Path(folder, "run", "timing.jsonl")
-        with log.open("wb") as errors:
-            run = subprocess.Popen(
-                [sys.executable, "-m", *program, *steps_alone, *here],
-                env={**os.environ, "TMPDIR": folder},  # torch leaves files there
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,  # so that all its processes can be ended together
-            )
-        try:
-            while run.poll() is None and len(whole_lines(timing)) < WARM_UP + MEASURED:
-                time.sleep(0.2)
-        finally:
-            end(run)
-        said, steps = log.read_text(errors="replace"), whole_lines(timing)
-    if len(steps) < WARM_UP + MEASURED:
-        own = [line for line in said.splitlines() if line.startswith("dml/train.py: ")]
-        why = own[-1].removeprefix("dml/train.py: ") if own else said[-1000:]
-        raise Mistake(f"--measure: the training ended after {len(steps)} steps: {why}")
-    return float(median(json.loads(step)["images_per_second"] for step in steps[WARM_UP:]))
-
-
-def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file that may still grow; none if there is no file yet."""
-    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-
-
-def end(run: "subprocess.Popen[bytes]") -> None:
-    """End all processes of a training, by force if it does not leave."""
-    if run.poll() is None:
-        os.killpg(run.pid, signal.SIGTERM)
-    try:
-        run.wait(60)
-    except subprocess.TimeoutExpired:
-        os.killpg(run.pid, signal.SIGKILL)
-        run.wait()
-
-
-def measured_rows(plan: Plan, speed: float) -> dict[str, str]:
-    return {
-        "measured": f"{speed:,.1f} images/s on this machine, median of {MEASURED} steps or more",
-        "estimated time": f"{duration(plan.images / speed)} for {plan.steps:,} steps, without evaluations",
-    }
-
-
 def add_processes(parser: argparse.ArgumentParser, about: str, most: int) -> None:
     def count(text: str) -> int:
         if text == "auto":
@@ -381,7 +331,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = found.rows()
         if arguments.measure:
             speed = measure(arguments.config, arguments.set, found.processes)
-            rows |= measured_rows(found, speed)
+            rows |= measured_rows(found.images, found.steps, speed)
         print(as_rows(rows))
     except ValueError as error:  # ConfigError, or ShardError for damaged shards
         print(error, file=sys.stderr)

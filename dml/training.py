@@ -26,15 +26,23 @@ from dml.distributed.team import Meeting, Team
 from dml.distributed.workers import loader_workers, ranks_of_machine
 from dml.errors import NotFiniteError
 from dml.evaluate import Evaluator, evaluation_due
+from dml.gpw import GlobalProxyLoss
 from dml.models import make_model
-from dml.optim import learning_rate, make_optimizer, set_learning_rate
+from dml.optim import learning_rate, make_loss_optimizer, make_optimizer, set_learning_rate
 from dml.plan import cache_of, plan
 from dml.run_folder.clock import Clock
 from dml.run_folder.folder import folder_of, is_of_length, open_folder, sound_result, write_settings
 from dml.run_folder.journal import Journal
 from dml.run_folder.reporter import Reporter
 from dml.run_folder.result import result_of, summary, write_result
-from dml.run_folder.saver import Origin, Saver, last_checkpoint, restore
+from dml.run_folder.saver import (
+    Learned,
+    Origin,
+    Saver,
+    last_checkpoint,
+    restore,
+    restore_memory,
+)
 from dml.step import make_loss_fn, seed_random_layers, update
 from shards.checksums import check_shards
 
@@ -74,12 +82,14 @@ def train(config: Config, team: Team, cleanup: ExitStack) -> None:
 class Prepared:
     """The batch of a step, on its way to the device, and the meeting before that step, which has begun.
 
-    all_labels: of the global batch, on the CPU.
+    all_labels: of the global batch, on the CPU. identities: the numbers of its images; None unless there is
+    a memory that asks for them.
     """
 
     images: Tensor
     labels: Tensor
     all_labels: Tensor
+    identities: Tensor | None
     meeting: Meeting
 
 
@@ -99,7 +109,8 @@ class Run:
             self.plan = plan(config, team.size, *self.splits.sizes)
             features = self.splits.features
             self.model: Any = make_model(config.model, config.data, config.run.seed, features)
-            self.loss_fn = make_loss_fn(config, team.size, team.device)
+            self.classes = torch.from_numpy(self.splits.train_labels)
+            self.loss_fn = make_loss_fn(config, team.size, team.device, len(self.classes))
             if team.first:
                 cleanup.enter_context(open_folder(config))
         self.spec = self.model.spec
@@ -116,8 +127,13 @@ class Run:
         origin = Origin.of(config, splits.checksum)
         last = last_checkpoint(team, folder, origin, self.plan.steps)
         optimizer = make_optimizer(config.optim, self.model)
-        model, optimizer, progress = restore(team, last, self.model, optimizer)
+        self.loss_optimizer = make_loss_optimizer(config.optim, self.loss_fn)
+        learned = Learned(self.loss_fn, self.loss_optimizer) if self.loss_optimizer else None
+        model, optimizer, progress = restore(team, last, self.model, optimizer, learned)
         self.model, self.optimizer, self.progress = model, optimizer, progress
+        memory = self.loss_fn.memory
+        if memory is not None:
+            restore_memory(team, last, memory)
         self.own = train_batches(splits, config, self.spec, team.rank, team.size)
         self.order = range(progress.step, self.plan.steps)
         with team.together():
@@ -129,11 +145,11 @@ class Run:
             warnings = suspicious(splits, config) if team.first else []
         team.say("\n".join([str(self.plan), f"{'folder':<25}  {folder}", *warnings]))
         self.clock = clock = Clock(team.device, progress.seconds)
-        self.saver = Saver(team, folder, origin, model, optimizer, progress, journal)
-        self.evaluator = Evaluator(team, splits, self.spec, config, self.plan, journal)
-        self.reporter = Reporter(
-            team, journal, self.plan, config.run, self.loss_fn, clock, progress
+        self.saver = Saver(
+            team, folder, origin, model, optimizer, progress, journal, learned, memory
         )
+        self.evaluator = Evaluator(team, splits, self.spec, config, self.plan, journal)
+        self.reporter = Reporter(team, journal, self.plan, config, self.loss_fn, clock, progress)
 
     def loop(self) -> None:
         """Evaluate where it is due, meet the others, update and prepare the next batch meanwhile; until
@@ -171,6 +187,8 @@ class Run:
             seed_random_layers(config.run.seed, progress.step, team.rank)
             lr = learning_rate(config.optim, progress.step, steps)
             set_learning_rate(optimizer, lr)
+            if self.loss_optimizer is not None:
+                set_learning_rate(self.loss_optimizer, lr)
             done = update(
                 team.accelerator,
                 model,
@@ -181,10 +199,15 @@ class Run:
                 micro,
                 self.clock,
                 all_labels=prepared.all_labels,
+                identities=prepared.identities,
                 meanwhile=meanwhile,
+                loss_optimizer=self.loss_optimizer,
             )
             progress.count(done.loss, self.clock.total())
             metrics = {"loss": done.loss, "lr": lr, "gradient_norm": done.gradient_norm}
+            if done.loss_gradient_norm is not None:
+                metrics["loss_gradient_norm"] = done.loss_gradient_norm
+            assert isinstance(done.embeddings, Tensor)
             self.reporter.report(metrics, done.embeddings, labels)
 
     def prepare(self, step: int) -> Prepared | None:
@@ -193,11 +216,21 @@ class Run:
         with self.clock("data"):
             if step == self.plan.steps:
                 return None
-            images, labels = self.copies.begin(self.team.fetch(self.batches))
+            images, labels = self.team.fetch(self.batches)
+            images, labels = self.copies.begin((images, self.numbered(labels)))
             self.ahead.at(step - self.order.start)
-            all_labels = torch.from_numpy(self.own.batches.all_labels(step))
+            all_labels = self.numbered(torch.from_numpy(self.own.batches.all_labels(step)))
+            identities = None
+            if self.loss_fn.memory is not None:
+                identities = torch.from_numpy(self.own.batches(step)[0])
         due = self.saver.age() > 60 * self.config.save.every_minutes
-        return Prepared(images, labels, all_labels, self.team.begin_meeting(save=due))
+        return Prepared(images, labels, all_labels, identities, self.team.begin_meeting(save=due))
+
+    def numbered(self, labels: Tensor) -> Tensor:
+        """Labels as a loss of proxies has them: numbers of the classes that are trained on."""
+        if not isinstance(self.loss_fn, GlobalProxyLoss):
+            return labels
+        return torch.searchsorted(self.classes, labels.to(self.classes))
 
     def finish(self) -> None:
         """Evaluate the test classes with the best step by the validation classes, or else the last;

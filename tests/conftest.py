@@ -33,6 +33,8 @@ LONGEST = (
     "test_train_resume.py",
     "test_triton.py",
     "test_train_processes.py",
+    "test_train_memory.py",
+    "test_columns_processes.py",
     "test_benchmarks.py",
     "test_cli.py",
     "test_models.py",

@@ -23,6 +23,7 @@ ROOMS = [
     "dml.catalogue",
     "dml.config",
     "dml.cost",
+    "dml.measuring",
     "dml.plan",
     # the rooms
     "dml.distributed",

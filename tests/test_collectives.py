@@ -6,9 +6,9 @@ import pytest
 import torch
 from fleet import ROOT, run, start
 
-from dml.catalogue import LOSS_PARAMETERS
 from dml.config import load
 from dml.distributed.collectives import Wire
+from dml.gpw import LOSSES
 from dml.plan import plan
 
 
@@ -30,7 +30,7 @@ def test_a_step_sends_one_gather_of_embeddings_and_one_of_row_statistics(process
     b, d = 50, 512
     for rank in range(processes):
         found = torch.load(tmp_path / f"{rank}.pt")
-        for name in LOSS_PARAMETERS:
+        for name in LOSSES:
             step = found[name, 1]
             assert [call for call, _ in step["forward"]] == ["all_gather_single"] * 2, name
             assert step["backward"] == [], name

@@ -103,7 +103,7 @@ def test_a_loss_with_lists_and_a_choice_round_trips() -> None:
 
 
 def test_every_section_of_the_contract_exists() -> None:
-    contract = "run, data, batch, model, loss, engine, optim, length, eval, save"
+    contract = "run, data, batch, model, loss, memory, engine, optim, length, eval, save"
     assert ", ".join(SECTIONS) == contract
 
 
@@ -196,7 +196,7 @@ def test_what_is_not_a_finite_number_is_no_rate(text: str) -> None:
 
 FIX = (
     "a config is a YAML file of sections"
-    " (run, data, batch, model, loss, engine, optim, length, eval, save)"
+    " (run, data, batch, model, loss, memory, engine, optim, length, eval, save)"
 )
 
 
@@ -284,7 +284,7 @@ def test_all_problems_are_reported_together_each_with_value_source_rule_and_fix(
         optim: {milestones: [1200, 2400]}
         """,
     )
-    sections = "run, data, batch, model, loss, engine, optim, length, eval, save"
+    sections = "run, data, batch, model, loss, memory, engine, optim, length, eval, save"
     with pytest.raises(ConfigError) as error:
         load(["bad.yaml"], ["length.stps=10"])
     assert str(error.value).splitlines() == [

@@ -34,7 +34,7 @@ from test_shards_sources import make_cars_folders, make_cub200, make_inshop, mak
 from torch.nn.functional import normalize
 
 from dml.config import load
-from dml.gpw import dense_loss, make_loss
+from dml.gpw import dense_loss, dense_loss_of_towers, make_loss
 
 PAGES = [
     ROOT / "README.md",
@@ -638,6 +638,30 @@ def test_your_loop_has_the_gradient_of_the_whole_batch(whole_batch, name):
     assert set(found) == set(expected)
     for key in expected:
         moved = expected[key] - before[key]
+        assert moved.abs().max() > 1e-3, "nothing was learned"
+        torch.testing.assert_close(found[key] - before[key], moved, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.processes
+def test_your_loop_with_two_towers_has_the_gradient_of_the_whole_batch(whole_batch):
+    here, _, _ = whole_batch
+    sys.path.insert(0, str(here))
+    try:
+        page = runpy.run_path(str(here / "towers_loop.py"))
+    finally:
+        sys.path.remove(str(here))
+    model, before = page["Towers"](), page["Towers"]().state_dict()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pairs = torch.arange(32)
+    for step in range(3):
+        (x, _), (y, _) = (page["global_batch"](n) for n in (step, step + 100))
+        X, Y = model(x, y)
+        optimizer.zero_grad()
+        dense_loss_of_towers(make_loss("info_nce", tau=0.1), X, pairs, Y, pairs).backward()
+        optimizer.step()
+    found = torch.load(here / "towers_loop.pt")
+    for key, expected in model.state_dict().items():
+        moved = expected - before[key]
         assert moved.abs().max() > 1e-3, "nothing was learned"
         torch.testing.assert_close(found[key] - before[key], moved, rtol=1e-4, atol=1e-6)
 

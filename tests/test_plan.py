@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dml.config import Config, load
-from dml.cost import rows_at_a_time
+from dml.cost import loss_flops, rows_at_a_time
 from dml.errors import ConfigError
-from dml.plan import Plan, loss_flops, main, plan
+from dml.plan import Plan, main, plan
 
 ROOT = Path(__file__).parent.parent
 SOP_1000 = str(ROOT / "configs/sop_bs1000.yaml")

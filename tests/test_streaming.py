@@ -94,7 +94,7 @@ def chosen(loss, tile=64, length=1.0, classes=25):
     X, labels = batch(m=64, classes=classes, dtype=torch.float32)
     found = GlobalBatch(length * X, labels, Wire())
     sweeps = choose_sweeps(loss, found, tile, Workspace())
-    return type(sweeps), type(choose_kernel(loss, found, Workspace(), None))
+    return type(sweeps), type(choose_kernel(loss, Workspace(), None))
 
 
 def test_sweeps_and_kernel_are_chosen_by_loss_and_batch():

@@ -149,7 +149,7 @@ def test_statistics_are_those_of_the_general_kernel(found, case):
         on_host=torch.arange(len(X)),
         where=slice(None),
     )
-    expected = block_statistics(loss, GeneralKernel(loss, groups), block, tile=16)
+    expected = block_statistics(loss, GeneralKernel(loss), block, tile=16)
     assert list(t) == list(expected)
     for name, x in expected.items():
         assert t[name].dtype == x.dtype

@@ -4,7 +4,7 @@ import re
 from dataclasses import MISSING, field
 from typing import Any
 
-from dml.catalogue import BACKBONES
+from dml.catalogue import BACKBONES, TRACKERS, tracker_names
 from dml.rules import ANY, Rule
 
 BACKBONE = Rule(
@@ -15,6 +15,14 @@ BACKBONE = Rule(
 WEIGHTS = Rule("not empty, all above 0", lambda given: bool(given) and min(given) > 0)
 SIZES = Rule(
     "each at least 1, at most 100,000", lambda given: all(1 <= size <= 100_000 for size in given)
+)
+
+TRACKER_NAMES = Rule(
+    f"names of {', '.join(TRACKERS)}, each once, with commas between them",
+    lambda text: (
+        set(tracker_names(text)) <= set(TRACKERS)
+        and len(set(tracker_names(text))) == len(tracker_names(text))
+    ),
 )
 
 

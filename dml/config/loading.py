@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from dml.catalogue import DATASETS, complete_loss
 from dml.config.packaged import CONFIGS, find_config, find_shards, packaged_config
+from dml.config.remembering import idle_keys
 from dml.config.sections import SECTIONS, Batch, Config, Data, Loss, Model
 from dml.config.synonyms import suggestion
 from dml.config.yaml12 import dump, parse, read_yaml
@@ -229,6 +230,8 @@ def _contradictions(sections: Mapping[str, Any]) -> Iterator[Problem]:
         text = "no classes are held out to tell when training stops improving"
         fix = "for example eval.validation_classes=0.1, or eval.patience=null"
         yield Problem("eval.patience", evaluation.patience, text, fix)
+    if sections["memory"]:
+        yield from idle_keys(sections["memory"])
     if sections["data"]:
         yield from _contradictions_of_servers(sections["data"])
     yield from _contradictions_of_data(sections["data"], sections["batch"], sections["model"])

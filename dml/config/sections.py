@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_type_hints
 
-from dml.catalogue import DATASETS, TRACKERS, Parameter, tracker_names
-from dml.config.keys import BACKBONE, SIZES, WEIGHTS, key
+from dml.catalogue import DATASETS, Parameter
+from dml.config.keys import BACKBONE, SIZES, TRACKER_NAMES, WEIGHTS, key
+from dml.config.remembering import Memory
 from dml.rules import (
     FOLDER_NAME,
     INCREASING,
@@ -26,15 +27,7 @@ from dml.rules import (
     one_of,
 )
 
-MOST_PIXELS = 10_000
-MOST_WORKERS = 8  # where data.workers is null
-TRACKER_NAMES = Rule(
-    f"names of {', '.join(TRACKERS)}, each once, with commas between them",
-    lambda text: (
-        set(tracker_names(text)) <= set(TRACKERS)
-        and len(set(tracker_names(text))) == len(tracker_names(text))
-    ),
-)
+MOST_PIXELS, MOST_WORKERS = 10_000, 8  # workers: where data.workers is null
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,8 +272,16 @@ class Optim:
         default=1.0,
         rule=POSITIVE,
     )
+    proxy_lr_factor: float = key(
+        "learning rate of what the loss learns (proxies), as a multiple of `optim.lr`; without decay",
+        default=100.0,
+        rule=POSITIVE,
+        later=True,
+    )
     momentum: float = key("momentum of sgd", default=0.9, rule=SHARE)
-    weight_decay: float = key("weight decay of all parameters", default=5e-4, rule=at_least(0))
+    weight_decay: float = key(
+        "weight decay of all parameters of the model", default=5e-4, rule=at_least(0)
+    )
     schedule: Literal["constant", "step", "cosine"] = key(
         "`step` multiplies lr by gamma at every milestone; `cosine` lowers it to zero by the end",
         default="constant",
@@ -373,6 +374,7 @@ class Config:
     batch: Batch
     model: Model
     loss: Loss
+    memory: Memory
     engine: Engine
     optim: Optim
     length: Length
@@ -394,5 +396,5 @@ LATER: Mapping[str, Any] = {
     for name, section in SECTIONS.items()
     for f in fields(section)
     if f.metadata.get("later")
-}
+} | {"loss.learn": False}
 """The keys that came after runs without them, with their defaults."""

@@ -55,6 +55,18 @@ class Splits:
         return sum(part.classes for part in parts), sum(part.images for part in parts), parts
 
     @property
+    def train_labels(self) -> Rows:
+        """The classes that are trained on, ascending, by their labels in the batches."""
+        each = zip(self.datasets, self.first_labels, strict=True)
+        return np.concatenate([np.unique(data.train.labels) + first for data, first in each])
+
+    @property
+    def first_labels(self) -> list[int]:
+        """Labels are kept apart: those of a dataset follow those of the one before."""
+        sizes = [len(data.index.class_names) for data in self.datasets]
+        return [sum(sizes[:number]) for number in range(len(sizes))]
+
+    @property
     def checksum(self) -> str:
         """The same for the same images."""
         each: list[str] = [data.index.manifest["index"]["sha256"] for data in self.datasets]
@@ -122,8 +134,10 @@ def train_batches(
     batch, datasets = config.batch, splits.datasets
     present = [len(np.unique(data.train.labels)) for data in datasets]
     shares = share_classes(batch.classes, config.data.weights or present)
-    parts, first_label = [], 0
-    for number, (data, P) in enumerate(zip(datasets, shares, strict=True)):
+    parts = []
+    for number, (data, P, first) in enumerate(
+        zip(datasets, shares, splits.first_labels, strict=True)
+    ):
         rows, labels = data.train.rows, data.train.labels
         grouping = None
         if batch.group is not None:
@@ -132,9 +146,7 @@ def train_batches(
                 groups[np.searchsorted(data.index.positions("train"), rows)], batch.mixed
             )
         seed = seed_of(config.run.seed, number)
-        # labels are kept apart: those of a dataset follow those of the one before
-        parts.append(Batches(rows, labels + first_label, P, batch.per_class, seed, grouping))
-        first_label += len(data.index.class_names)
+        parts.append(Batches(rows, labels + first, P, batch.per_class, seed, grouping))
     indexes = [data.index for data in datasets]
     dealt = parts[0] if len(parts) == 1 else Mixture(parts, first_rows(indexes), config.run.seed)
     return TrainBatches(indexes, dealt, spec, rank, size)

@@ -1,4 +1,4 @@
-"""The collectives of the loss: few, fused all-gathers, with a count of their bytes.
+"""The collectives of the loss: few, fused all-gathers and a reduce-scatter, with a count of their bytes.
 
 With one process, or without torch.distributed, nothing is sent and nothing is copied.
 """
@@ -55,6 +55,16 @@ class Wire:
             part.view(x.dtype).view(self.size, *x.shape)
             for part, x in zip(parts, tensors, strict=True)
         ]
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """The sum over all processes of their x, W b x ..., of which each process gets its own b rows."""
+        if self.size == 1:
+            return x
+        own = x.new_empty(len(x) // self.size, *x.shape[1:])
+        dist.reduce_scatter_single(own, x.contiguous())  # reduce_scatter_tensor, until torch 2.12
+        self.collectives += 1
+        self.bytes_sent += (self.size - 1) * own.numel() * own.element_size()
+        return own
 
     def everyone(self, mine: str | None) -> list[str | None]:
         """What each process has to say. It waits, so it is not for every step."""

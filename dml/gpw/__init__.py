@@ -2,17 +2,23 @@
 
 What is computed:
 
-- `losses` (LOSSES, make_loss): each loss under its equation
+- `losses` (LOSSES, PROXY_LOSSES, make_loss): each loss under its equation
 - `weighting` (Weighting, Mining, PairLoss): what a loss consists of; mining in front of weighting
 - `statistics` (Statistic, Side, Scope): row statistics that merge
-- `reference` (dense_loss, pair_weights): the loss from its definition, on the whole matrix
+- `reference` (dense_loss, dense_loss_of_towers, dense_proxy_loss, pair_weights): the loss from its
+  definition, on the whole matrix
 
 How it is computed:
 
-- `checks` (input_problem, largest_similarity, check_batch): what a batch must be
+- `checks` (input_problem, problem_of_identities, largest_similarity, check_batch): what a batch must be
 - `grouping` (Groups, GlobalBatch): the batch of all processes, grouped by class
+- `columns` (Matches, Slots): anchors against other vectors than the batch
 - `engine`: S in tiles
+- `memory` (Memory, MemoryTerm, compare): the batch against the embeddings of earlier steps
+- `towers` (Towers, Direction, compare_towers, problem_of_towers): one set of embeddings against another
+- `known_gradient` (KnownGradient): a value with its gradient, for autograd
 - `global_loss` (GlobalPairLoss, triton_problem): the loss of all processes, as a module
+- `proxy_loss` (GlobalProxyLoss): the same with proxies of classes, which the processes share out
 
 What is made of it:
 
@@ -21,7 +27,20 @@ What is made of it:
 """
 
 from dml.gpw.global_loss import GlobalPairLoss
-from dml.gpw.losses import LOSSES, make_loss
-from dml.gpw.reference import dense_loss, pair_weights
+from dml.gpw.losses import LOSSES, PROXY_LOSSES, make_loss
+from dml.gpw.memory import Memory
+from dml.gpw.proxy_loss import GlobalProxyLoss
+from dml.gpw.reference import dense_loss, dense_loss_of_towers, dense_proxy_loss, pair_weights
 
-__all__ = ["LOSSES", "GlobalPairLoss", "dense_loss", "make_loss", "pair_weights"]
+__all__ = [
+    "LOSSES",
+    "PROXY_LOSSES",
+    "GlobalPairLoss",
+    "GlobalProxyLoss",
+    "Memory",
+    "dense_loss",
+    "dense_loss_of_towers",
+    "dense_proxy_loss",
+    "make_loss",
+    "pair_weights",
+]

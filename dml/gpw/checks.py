@@ -33,6 +33,16 @@ def input_problem(embeddings: Tensor, labels: Tensor, known: bool = False) -> st
     return None
 
 
+def problem_of_identities(identities: Tensor, m: int) -> str | None:
+    """Why these are not the identities of all images, in a sentence; None if they are."""
+    if identities.is_cpu and identities.shape == (m,) and identities.dtype == torch.int64:
+        return None
+    return (
+        f"identities must be those of the images of all processes, on the CPU: {m} numbers of torch.int64, "
+        f"not {tuple(identities.shape)} of {identities.dtype} on {identities.device}"
+    )
+
+
 def row_norms(embeddings: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(embeddings.detach(), dim=1)
     return norms

@@ -18,7 +18,7 @@ How the sweeps are made is in `engine`.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +26,16 @@ from torch import Tensor, nn
 from dml.distributed.collectives import Wire
 from dml.distributed.precision import at_least_float32, full_precision
 from dml.errors import LaunchError
-from dml.gpw.checks import input_problem, largest_similarity
+from dml.gpw.checks import input_problem, largest_similarity, problem_of_identities
 from dml.gpw.engine.sweeps import MakeSweeps, Sweeps, choose_sweeps
 from dml.gpw.engine.triton_probe import probe
 from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import GlobalBatch
-from dml.gpw.losses import MultiSimilarity
+from dml.gpw.known_gradient import KnownGradient
+from dml.gpw.losses import MultiSimilarity, ProxyLoss
+from dml.gpw.memory import Memory, MemoryTerm, compare
 from dml.gpw.statistics import Scope, Statistics, constant
+from dml.gpw.towers import Towers, compare_towers, problem_of_towers
 from dml.gpw.weighting import PairLoss
 
 Kind = Literal["auto", "streaming", "triton"]
@@ -65,7 +68,11 @@ class GlobalPairLoss(nn.Module):
     kind: what computes the sweeps. "streaming" is plain torch, "triton" has kernels for CUDA, "auto"
         is "triton" where that is possible. A function that makes sweeps (`engine.sweeps`) is taken as
         it is, for example `RowSweeps`.
+    memory: embeddings of earlier calls, with which each batch is also compared (`memory`); every call
+        of the module adds its batch to it.
     wire: counts what was sent.
+
+    With two towers, `loss_fn(x, labels, y, y_labels)` is the mean of both directions (`towers`).
     """
 
     def __init__(
@@ -74,8 +81,11 @@ class GlobalPairLoss(nn.Module):
         tile: int = 1024,
         reduction: Literal["mean", "sum"] = "mean",
         kind: Kind | MakeSweeps = "auto",
+        memory: Memory | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(loss, ProxyLoss):
+            raise TypeError(f"{loss.name} compares with proxies: use GlobalProxyLoss")
         if not isinstance(loss, PairLoss):
             raise TypeError(f"loss must come from make_loss, not {loss!r}")
         if not isinstance(tile, int) or tile < 1:
@@ -91,48 +101,172 @@ class GlobalPairLoss(nn.Module):
         self.kind = kind
         self.tile = tile
         self.reduction = reduction
+        self.memory = memory
         self.wire = Wire()
         self.workspace = Workspace()
         self.warned = False
+        self.learned = nn.ParameterDict(
+            {k: nn.Parameter(torch.tensor(x)) for k, x in loss.learned.items()}
+        )
+        self.sharded: dict[str, int] = {}  # every process has all parameters
+        self.gradient_norm: Tensor | None = None
         self.probed: dict[torch.device, str | None] = {}  # why Triton does not work there
 
     def extra_repr(self) -> str:
-        return f"{self.loss}, tile={self.tile}, reduction={self.reduction!r}, kind={self.kind!r}"
+        return (
+            f"{self.loss}, tile={self.tile}, reduction={self.reduction!r}, kind={self.kind!r}"
+            + (f", memory={self.memory}" if self.memory else "")
+        )
 
     def forward(
-        self, embeddings: Tensor, labels: Tensor, all_labels: Tensor | None = None
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        y: Tensor | None = None,
+        y_labels: Tensor | None = None,
+        *,
+        all_labels: Tensor | None = None,
+        all_y_labels: Tensor | None = None,
+        identities: Tensor | None = None,
     ) -> Tensor:
-        """all_labels: those of all processes in the order of their ranks, on the CPU, where they are
-        known. Nothing about labels is then sent."""
+        """y, y_labels: the other tower, with which the embeddings are compared instead of each other
+        (`towers`).
+
+        all_labels: those of all processes in the order of their ranks, on the CPU, where they are
+        known. Nothing about labels is then sent. all_y_labels: those of the other tower. identities: of
+        the images of all processes, in the same order and on the CPU, for a memory; None: all images are
+        different ones.
+        """
+        if y is not None and y_labels is not None:
+            return self.of_towers((embeddings, labels), (y, y_labels), all_labels, all_y_labels)
         problem = input_problem(embeddings, labels, all_labels is not None)
+        if y is not None or y_labels is not None:
+            problem = "the other tower needs both embeddings and labels: y and y_labels"
         if problem is None and all_labels is not None:
-            problem = self.problem_of_all(labels, all_labels)
+            problem = problem_of_all(labels, all_labels, self.wire)
+        if problem is None and identities is not None:
+            problem = problem_of_identities(identities, self.wire.size * len(labels))
         mine = describe(embeddings, labels, all_labels) if problem is None else ""
         self.wire.agree(mine, problem)
+        self.loss = self.as_learned()
         X = at_least_float32(embeddings).contiguous()
         dX = X.new_empty(X.shape) if X.requires_grad and torch.is_grad_enabled() else None
+        # Wrappers that average divide the gradient of the global loss by W; this restores it.
+        scale = self.wire.size if self.reduction == "mean" else 1
         # Inference mode saves what autograd does at every operation. dX is made outside of it, because
         # autograd refuses tensors of inference mode.
         with full_precision(X.device), torch.inference_mode():
             last = self.workspace.groups
             batch = GlobalBatch(X.detach(), labels.contiguous(), self.wire, last, all_labels)
             self.workspace.groups = batch.groups
-            first, self.workspace.norms = self.workspace.norms is None, batch.norms
-            if first or X.is_cpu:
-                self.check_finite()
+            self.check_norms(batch.norms)
+            wanted = None if dX is None else scale
+            term = self.of_memory(batch, X.detach(), identities, wanted)
             sweeps = self.sweeps(batch)
-            value, t = share_statistics(self.loss, batch, sweeps.statistics(), self.wire)
+            own = sweeps.statistics()
+            value, t = share_statistics(self.loss, batch, own, self.wire, term)
+            value, slopes = self.slopes_of(value)
             if not X.is_cpu:  # NaN unless all embeddings are finite
                 value = value.add(batch.norms.dot(batch.norms), alpha=0)
             if dX is not None:
-                # Wrappers that average divide the gradient of the global loss by W; this restores it.
-                scale = self.wire.size if self.reduction == "mean" else 1
                 sweeps.gradient(t, scale / self.loss.divisor(batch.groups.m), out=dX)
         if dX is None:
             return value.to(X.dtype, copy=True)
         dX = batch.in_input_order(dX)
-        attached: Tensor = KnownGradient.apply(X, value, dX)  # type: ignore[no-untyped-call]
+        if term is not None and term.gradient is not None:
+            dX += term.gradient
+        return self.attached(value, [(X, dX)], slopes)
+
+    def as_learned(self) -> PairLoss:
+        """The loss with what it has learned so far. A GPU is waited for, if it learns."""
+        if not self.learned:
+            return self.loss
+        return self.loss.at({name: p.item() for name, p in self.learned.items()})
+
+    def slopes_of(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and the gradient of what is learned: the same on all processes."""
+        if not self.learned:
+            return value, value.new_empty(0)
+        self.gradient_norm = torch.linalg.vector_norm(value[1:])
+        return value[0], value[1:]
+
+    def attached(self, value: Tensor, known: list[tuple[Tensor, Tensor]], slopes: Tensor) -> Tensor:
+        """The loss with its gradients: of embeddings, and of what is learned, which no wrapper averages."""
+        parameters = [self.learned[name] for name in self.loss.learned]  # it sorts its own keys
+        of_parameters = [x.to(p) for p, x in zip(parameters, slopes.clone(), strict=True)]
+        inputs, gradients = zip(*known, strict=True)
+        attached: Tensor = KnownGradient.apply(  # type: ignore[no-untyped-call]
+            value, *inputs, *parameters, *gradients, *of_parameters
+        )
         return attached
+
+    def of_memory(
+        self, batch: GlobalBatch, own: Tensor, identities: Tensor | None, scale: float | None
+    ) -> MemoryTerm | None:
+        """The part of the loss by the memory, which then takes the batch. scale: of the gradient; None: no
+        gradient."""
+        memory = self.memory
+        if memory is None:
+            return None
+        m, labels = batch.groups.m, batch.labels.cpu()
+        ids, mine = memory.named(identities, m), slice(batch.rank * len(own), None)
+        labels_of_own, ids_of_own = (x[mine][: len(own)] for x in (labels, ids))
+        given = labels_of_own, ids_of_own, m, scale, self.tile_on(own.device)
+        term = compare(self.loss, memory, own, *given, self.workspace, self.wire)
+        memory.enqueue(batch.gathered, labels, ids)
+        return term
+
+    def of_towers(
+        self,
+        x: tuple[Tensor, Tensor],
+        y: tuple[Tensor, Tensor],
+        all_labels: Tensor | None,
+        all_y_labels: Tensor | None,
+    ) -> Tensor:
+        known = (all_labels, all_y_labels)
+        problem = problem_of_towers(x[0], y[0], known)
+        if self.memory is not None:
+            problem = "a memory is for one set of embeddings, not for two towers; make the loss without it"
+        for name, (own, labels), of_all in (("x", x, all_labels), ("y", y, all_y_labels)):
+            wrong = input_problem(own, labels, of_all is not None)
+            if wrong is None and of_all is not None:
+                wrong = problem_of_all(labels, of_all, self.wire)
+            problem = problem or (wrong and f"{name}: {wrong}")
+        mine = ""
+        if problem is None:
+            mine = f"{describe(*x, all_labels)}, {describe(*y, all_y_labels)}"
+        self.wire.agree(mine, problem)
+        self.loss = self.as_learned()
+        inputs = [at_least_float32(own).contiguous() for own, _ in (x, y)]
+        scale = self.wire.size if self.reduction == "mean" else 1
+        wanted = [X.requires_grad and torch.is_grad_enabled() for X in inputs]
+        with full_precision(inputs[0].device), torch.no_grad():
+            both = [(X.detach(), z.contiguous()) for X, (_, z) in zip(inputs, (x, y), strict=True)]
+            given = None
+            if all_labels is not None and all_y_labels is not None:
+                given = all_labels, all_y_labels
+            towers = Towers(both[0], both[1], given, self.wire)
+            self.check_norms(towers.norms)
+            tile = self.tile_on(inputs[0].device)
+            value, there, back = compare_towers(self.loss, towers, tile, self.workspace, self.wire)
+            value, slopes = self.slopes_of(value)
+            if not inputs[0].is_cpu:
+                value = value.add(towers.norms.dot(towers.norms), alpha=0)
+            # before the other direction's, which is in memory of its own
+            ways = ((there, back), (back, there))
+            gradients = [
+                a.gradient(b, scale) if w else None for (a, b), w in zip(ways, wanted, strict=True)
+            ]
+        pairs = [(X, dX) for X, dX in zip(inputs, gradients, strict=True) if dX is not None]
+        if not pairs:
+            return value.to(inputs[0].dtype, copy=True)
+        return self.attached(value, pairs, slopes)
+
+    def check_norms(self, norms: Tensor) -> None:
+        """The lengths of all embeddings: looked at now, except on a GPU, which would be waited for."""
+        first, self.workspace.norms = self.workspace.norms is None, norms
+        if first or norms.is_cpu:
+            self.check_finite()
 
     def uses_triton(self, X: Tensor) -> bool:
         """Whether Triton computes this batch, the same on all processes. The first time, each of them
@@ -154,20 +288,6 @@ class GlobalPairLoss(nn.Module):
             raise LaunchError(problem)
         return problem is None
 
-    def problem_of_all(self, labels: Tensor, all_labels: Tensor) -> str | None:
-        """Why these are not the labels of all processes, in a sentence; None if they are."""
-        b, rank = len(labels), self.wire.rank
-        if not all_labels.is_cpu or all_labels.shape != (self.wire.size * b,):
-            return (
-                f"all_labels must be the labels of all {self.wire.size} processes, on the CPU: "
-                f"{self.wire.size * b} numbers, not {tuple(all_labels.shape)} on {all_labels.device}"
-            )
-        if labels.is_cpu and not torch.equal(
-            all_labels[rank * b : (rank + 1) * b].to(labels), labels
-        ):
-            return f"the labels of process {rank} are not those that all_labels has for it"
-        return None
-
     def check_finite(self) -> None:
         """Raise NotFiniteError, with the first row, if the last batch held NaN or infinity. It also
         warns once, on the first process, if embeddings are not normalised. It waits for a GPU."""
@@ -186,11 +306,15 @@ class GlobalPairLoss(nn.Module):
             make = self.kind
         else:
             make = triton_sweeps if self.uses_triton(batch.X) else choose_sweeps
-        tile = max(self.tile, self.workspace.cutting(batch.X.device).least_tile)
-        return make(self.loss, batch, tile, self.workspace)
+        return make(self.loss, batch, self.tile_on(batch.X.device), self.workspace)
+
+    def tile_on(self, device: torch.device) -> int:
+        return max(self.tile, self.workspace.cutting(device).least_tile)
 
 
-def triton_problem(loss: PairLoss, dtype: torch.dtype, device: torch.device) -> str | None:
+def triton_problem(
+    loss: PairLoss | ProxyLoss, dtype: torch.dtype, device: torch.device
+) -> str | None:
     """Why Triton's kernels cannot compute this loss here, in a sentence; None if they can, as far as
     one can tell without running one."""
     instead = "set engine.kind=auto"
@@ -213,6 +337,19 @@ def triton_sweeps(loss: PairLoss, batch: GlobalBatch, tile: int, workspace: Work
     return make(loss, batch, tile, workspace)
 
 
+def problem_of_all(labels: Tensor, all_labels: Tensor, wire: Wire) -> str | None:
+    """Why these are not the labels of all processes, in a sentence; None if they are."""
+    b, rank = len(labels), wire.rank
+    if not all_labels.is_cpu or all_labels.shape != (wire.size * b,):
+        return (
+            f"all_labels must be the labels of all {wire.size} processes, on the CPU: "
+            f"{wire.size * b} numbers, not {tuple(all_labels.shape)} on {all_labels.device}"
+        )
+    if labels.is_cpu and not torch.equal(all_labels[rank * b : (rank + 1) * b].to(labels), labels):
+        return f"the labels of process {rank} are not those that all_labels has for it"
+    return None
+
+
 def describe(embeddings: Tensor, labels: Tensor, all_labels: Tensor | None) -> str:
     """What a process passes, to be compared with the others."""
     shape = tuple(embeddings.shape)
@@ -220,34 +357,22 @@ def describe(embeddings: Tensor, labels: Tensor, all_labels: Tensor | None) -> s
     return given if all_labels is None else f"{given} and all labels"
 
 
-class KnownGradient(torch.autograd.Function):
-    """A value whose gradient dX is already computed."""
-
-    @staticmethod
-    def forward(ctx: Any, X: Tensor, value: Tensor, dX: Tensor) -> Tensor:
-        ctx.save_for_backward(dX)
-        return value.to(X.dtype, copy=True)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "GlobalPairLoss has no gradient of its gradient (create_graph=True); use dense_loss"
-            )
-        (dX,) = ctx.saved_tensors
-        is_one = grad.is_cpu and grad == 1  # on a GPU the comparison would wait for it
-        return dX if is_one else grad * dX, None, None
-
-
 def share_statistics(
-    loss: PairLoss, batch: GlobalBatch, own: Statistics, wire: Wire
+    loss: PairLoss,
+    batch: GlobalBatch,
+    own: Statistics,
+    wire: Wire,
+    term: MemoryTerm | None = None,
 ) -> tuple[Tensor, Statistics]:
-    """The loss, and the statistics of all m rows that its weights use, from those of the own rows.
-    Sums over processes are taken in the order of ranks, so all processes get the same bits."""
+    """The loss, with slopes if something is learned, and the statistics of all m rows that its weights use, from those of the own rows.
+    Sums over processes are taken in the order of ranks, so all processes get the same bits. term: what a
+    memory adds to the loss; its sum over the own anchors is sent as part of that of the batch."""
     if loss.has_anchors:
-        own_sum = loss.sum_of_anchors(own).double()
+        own_sum = loss.totals_of_anchors(own)
     else:
         own_sum = constant(0, torch.float64, batch.X.device)
+    if term is not None:
+        own_sum = own_sum + term.own_sum
     sums, *gathered = wire.gather(own_sum, *(own[n] for n in loss.shared_statistics))
     t = {}
     for name, x in zip(loss.shared_statistics, gathered, strict=True):
@@ -255,5 +380,7 @@ def share_statistics(
             t[name] = x.sum(0)
         else:
             t[name] = batch.in_grouped_order(x)
-    value = sums.sum() / batch.groups.m if loss.has_anchors else loss.weighting.value(t)
+    value = sums.sum(0) / batch.groups.m if loss.has_anchors else loss.totals_of_batch(t)
+    if term is not None and term.value is not None:
+        value = value + term.value
     return value, t

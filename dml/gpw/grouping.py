@@ -117,7 +117,8 @@ class GlobalBatch:
     """The embeddings of all processes grouped by class, and where each process's rows are in them.
 
     X: m x d, grouped. rows: W x b, the grouped positions of every process's samples, ascending.
-    norms: the lengths of the embeddings, in the order of the processes.
+    gathered, labels: the embeddings and labels in the order of the processes; the labels are on the CPU if
+    they were known there. norms: the lengths of the embeddings, in the same order.
     all_labels: those of all processes, if they are known on the CPU; otherwise they are gathered.
     """
 
@@ -133,6 +134,7 @@ class GlobalBatch:
             X, y = (x.flatten(0, 1) for x in wire.gather(embeddings, labels))
         else:
             X, y = wire.gather(embeddings)[0].flatten(0, 1), all_labels
+        self.gathered, self.labels = X, y
         self.norms = row_norms(X)
         self.groups = Groups.of(y, last, X.device)
         order = self.groups.order

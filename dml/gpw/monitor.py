@@ -16,7 +16,7 @@ from dml.distributed.collectives import Wire
 from dml.distributed.precision import at_least_float32, full_precision
 from dml.gpw.engine.general_kernel import GeneralKernel
 from dml.gpw.engine.rows import RowSweeps
-from dml.gpw.engine.views import against_negatives, against_positives, select
+from dml.gpw.engine.views import against_negatives, against_positives, of_batch, select
 from dml.gpw.engine.workspace import Workspace
 from dml.gpw.global_loss import share_statistics
 from dml.gpw.grouping import GlobalBatch
@@ -80,7 +80,8 @@ def _counts(
     negatives, and the three histograms."""
     sweeps = RowSweeps(loss, batch, tile, workspace)
     _, t = share_statistics(loss, batch, sweeps.statistics(), wire)
-    weights_of = GeneralKernel(loss, batch.groups).prepare_weights(t)
+    anchors = of_batch(loss, t, batch.groups)
+    weights_of = GeneralKernel(loss).prepare_weights(anchors, anchors)
     for block in sweeps.blocks():
         of_rows = select(loss, t, block.where)
         S, valid, known = block.S_pos, block.slots.valid, against_positives(loss, of_rows)

@@ -1,4 +1,4 @@
-"""Table 1 of the paper, computed for every loss: which similarities the weight of a negative pair
+"""Table 1 of the paper, computed for every pair loss: which similarities the weight of a negative pair
 depends on.
 
     python -m dml.gpw.table
@@ -17,8 +17,7 @@ import argparse
 import torch
 from torch import Tensor
 
-from dml.catalogue import LOSS_PARAMETERS
-from dml.gpw.losses import make_loss
+from dml.gpw.losses import LOSSES, make_loss
 from dml.gpw.reference import weights_of_similarities
 from dml.gpw.weighting import PairLoss
 
@@ -64,7 +63,7 @@ def rows() -> dict[str, PairLoss]:
     The default lam = 0.5 lies in the middle of the similarities of the example. With lam = 1 and
     beta = 50 the weight of a pair at 0.5 would be 1e-11, and what it depends on lost in rounding.
     """
-    losses = {name: make_loss(name) for name in LOSS_PARAMETERS}
+    losses = {name: make_loss(name) for name in LOSSES}
     losses["binomial_deviance, mined"] = make_loss("binomial_deviance", mine=True)
     losses["lifted_structure_star, mined"] = make_loss("lifted_structure_star", mine=True)
     return losses

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -73,6 +73,19 @@ class Weighting(ABC):
                 f"{cls.__name__} must state shared_statistics: a tuple of the names of the statistics "
                 "that its weights use; () if they use none"
             )
+
+    def learned(self) -> dict[str, float]:
+        """The parameters that are learned with the model, as they begin, under the names of the numbers
+        that an optimizer changes: log_t for t = e^log_t."""
+        return {}
+
+    def at(self, learned: Mapping[str, float]) -> Weighting:
+        """The same weighting with other values of what is learned."""
+        return self
+
+    def slopes(self, t: Statistics) -> tuple[Tensor, ...]:
+        """The derivatives of `value` by each of the learned numbers, from the statistics too."""
+        return ()
 
     @abstractmethod
     def stages(self) -> tuple[Stage, ...]: ...
@@ -187,6 +200,30 @@ class PairLoss:
             return masked(self.weighting.value(t), t["P"] > 0, 0).sum()
         live = t["P"].nonzero()[:, 0]
         return self.weighting.value({name: x.index_select(0, live) for name, x in t.items()}).sum()
+
+    def totals_of_anchors(self, t: Statistics) -> Tensor:
+        """`sum_of_anchors` in float64; where something is learned, a vector that also has the sums of the
+        slopes. A mean over anchors or a weighted sum of losses does the same to both."""
+        if not self.learned:
+            return self.sum_of_anchors(t).double()
+        live = t["P"] > 0
+        slopes = [masked(x, live, 0).sum() for x in self.weighting.slopes(t)]
+        return torch.stack([self.sum_of_anchors(t), *slopes]).double()
+
+    def totals_of_batch(self, t: Statistics) -> Tensor:
+        """The same of a loss that is one number of the whole batch."""
+        value = self.weighting.value(t)
+        if not self.learned:
+            return value
+        return torch.stack([value, *self.weighting.slopes(t)])
+
+    @cached_property
+    def learned(self) -> dict[str, float]:
+        return self.weighting.learned()
+
+    def at(self, learned: Mapping[str, float]) -> PairLoss:
+        """The same loss with other values of what is learned."""
+        return replace(self, weighting=self.weighting.at(learned))
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
         w = self.weighting.positive_weight(S, t)

@@ -5,6 +5,8 @@
         step-00000400/              the last
             model.safetensors
             optimizer.safetensors
+            loss.safetensors        what the loss learns: proxies of all classes, and their slots
+            memory.safetensors      of a run with a cross-batch memory
             state.json              progress; checksums of the files above and of this file
         best-00000300/              model.safetensors and state.json of the best validation
         .writing/                   unfinished: never read, overwritten by the next save

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from torch import Tensor
 from tqdm import tqdm
 
-from dml.config import Run
+from dml.config import Config
 from dml.distributed.collectives import Wire
 from dml.distributed.team import Team
-from dml.gpw import GlobalPairLoss
-from dml.gpw.monitor import pair_report
+from dml.gpw import GlobalPairLoss, GlobalProxyLoss
+from dml.gpw.monitor import PairReport, pair_report
+from dml.gpw.weighting import PairLoss
 from dml.plan import Plan
 from dml.run_folder.clock import Clock
 from dml.run_folder.events import Pairs, Training
@@ -31,12 +32,13 @@ class Reporter:
         team: Team,
         journal: Journal,
         plan: Plan,
-        run: Run,
-        loss_fn: GlobalPairLoss,
+        config: Config,
+        loss_fn: GlobalPairLoss | GlobalProxyLoss,
         clock: Clock,
         progress: Progress,
     ) -> None:
-        self.team, self.journal, self.plan, self.run = team, journal, plan, run
+        self.team, self.journal, self.plan, self.run = team, journal, plan, config.run
+        self.tile = config.engine.tile
         self.loss_fn, self.clock, self.progress = loss_fn, clock, progress
         self.first_step = progress.step
         self.started = self.last_line = time.monotonic()
@@ -52,19 +54,31 @@ class Reporter:
         step, every = self.progress.step, self.run.log_steps
         if step % every:
             return
-        pairs = pair_report(self.loss_fn.loss, embeddings, labels, self.loss_fn.tile, Wire())
+        loss = self.loss_fn.loss
+        pairs = None
+        if isinstance(loss, PairLoss):
+            pairs = pair_report(loss, embeddings, labels, self.tile, Wire())
         seen = {
             "images": step * self.plan.batch_size,
             **metrics,
-            "anchors_mined": pairs.anchors,
-            "positives_per_anchor": pairs.positives,
-            "negatives_per_anchor": pairs.negatives,
+            **({} if pairs is None else of_pairs(pairs)),
             "steps_without_pairs": self.progress.without_pairs / step,
+            **self.of_memory(),
         }
         timing = self.clock.timing(self.plan.batch_size, self.loss_fn.wire.bytes_sent)
         self.journal.log(Training(step, seen, timing))
-        if step == every or step % (HISTOGRAMS * every) == 0:
+        if pairs is not None and (step == every or step % (HISTOGRAMS * every) == 0):
             self.journal.log(Pairs(step, pairs))
+
+    def of_memory(self) -> dict[str, float | None]:
+        """The share of the anchors of the last batch that found a positive in the memory; None: it was
+        not used yet."""
+        memory = self.loss_fn.memory
+        if memory is None:
+            return {}
+        if memory.found is None:
+            return {"anchors_with_memory": None}
+        return {"anchors_with_memory": Wire().gather(memory.found)[0].mean().item()}
 
     def show(self, loss: str) -> None:
         """On a terminal in the bar, elsewhere in a line per minute."""
@@ -84,3 +98,11 @@ class Reporter:
 
     def close(self) -> None:
         self.bar.close()
+
+
+def of_pairs(report: PairReport) -> dict[str, float]:
+    return {
+        "anchors_mined": report.anchors,
+        "positives_per_anchor": report.positives,
+        "negatives_per_anchor": report.negatives,
+    }

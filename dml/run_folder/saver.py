@@ -21,9 +21,17 @@ from dml.distributed.full_state import (
     slot_keys,
     write_slots,
 )
+from dml.distributed.learned_state import (
+    Learning,
+    learned_keys,
+    learned_shape,
+    read_learned,
+    write_learned,
+)
 from dml.distributed.processes import settle_buckets
 from dml.distributed.team import Team
 from dml.errors import CheckpointError, RunError
+from dml.gpw import Memory
 from dml.models import Embedder
 from dml.run_folder import checkpoint
 from dml.run_folder.background import Background
@@ -34,6 +42,15 @@ from dml.run_folder.progress import Progress
 
 CHECKPOINTS = "checkpoints"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+LOSS, MEMORY = "loss.safetensors", "memory.safetensors"
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What the loss learns, and its optimizer."""
+
+    loss: Learning
+    optimizer: Optimizer
 
 
 @dataclass(frozen=True)
@@ -78,15 +95,19 @@ def last_checkpoint(team: Team, folder: Path, origin: Origin, steps: int) -> Che
 
 
 def restore(
-    team: Team, last: Checkpoint | None, model: Embedder, optimizer: Optimizer
+    team: Team,
+    last: Checkpoint | None,
+    model: Embedder,
+    optimizer: Optimizer,
+    learned: Learned | None = None,
 ) -> tuple[Any, Any, Progress]:
     """The model and the optimizer as accelerate wraps them, in the state of the last checkpoint, and
-    where the run stands. Without a checkpoint they start as they are."""
+    where the run stands. Without a checkpoint they start as they are. What the loss learns, too."""
     progress = Progress(**last.state["progress"]) if last else Progress()
     if last:
         with team.together():
             if team.first:
-                check_fits(model, optimizer, last)
+                check_fits(model, optimizer, learned, last)
         send_weights(team.accelerator, model, last.tensors.get(MODEL, {}))
         team.say(f"resuming after step {progress.step:,}")
     spec = model.spec
@@ -94,21 +115,43 @@ def restore(
     if last:
         slots = last.tensors.get(OPTIMIZER, {})
         write_slots(team.accelerator, wrapped, optimizer, slots, progress.step)
+        if learned is not None:
+            state = last.tensors.get(LOSS, {})
+            write_learned(team.accelerator, learned.loss, learned.optimizer, state, progress.step)
     images = torch.zeros(2, *spec.shape, dtype=spec.tensor_dtype, device=team.device)
     settle_buckets(wrapped, images)
     return wrapped, optimizer, progress
 
 
-def check_fits(model: Embedder, optimizer: Optimizer, last: Checkpoint) -> None:
+def check_fits(
+    model: Embedder, optimizer: Optimizer, learned: Learned | None, last: Checkpoint
+) -> None:
     try:
         model.load_state_dict(last.tensors[MODEL])
         for name in slot_keys(model, optimizer):
             last.tensors[OPTIMIZER][name]
+        if learned is not None:
+            for key in learned_keys(learned.loss, learned.optimizer):
+                found, expected = last.tensors[LOSS][key].shape, learned_shape(learned.loss, key)
+                if found != expected:
+                    raise KeyError(f"{key} is {tuple(found)} and must be {tuple(expected)}")
     except (RuntimeError, KeyError) as error:
         raise CheckpointError(
             f"{last.folder} does not fit the model ({str(error).splitlines()[-1].strip()}); resume "
             "with the version that wrote it, or set run.name to another name"
         ) from None
+
+
+def restore_memory(team: Team, last: Checkpoint | None, memory: Memory) -> None:
+    """The cross-batch memory as the last checkpoint has it, on all processes."""
+    if last is None:
+        return
+    with team.together():
+        if team.first and MEMORY not in last.tensors:
+            raise CheckpointError(
+                f"{last.folder} has no {MEMORY}; put it back, or set run.name to another name"
+            )
+    memory.load(team.from_first(last.tensors.get(MEMORY, {})), team.device)
 
 
 class Saver:
@@ -125,9 +168,12 @@ class Saver:
         optimizer: Optimizer,
         progress: Progress,
         journal: Journal,
+        learned: Learned | None = None,
+        memory: Memory | None = None,
     ) -> None:
+        self.memory = memory
         self.team, self.root, self.origin = team, folder / CHECKPOINTS, origin
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer, self.learned = model, optimizer, learned
         self.progress, self.journal = progress, journal
         self.started = self.written = progress.step
         self.time = time.monotonic()
@@ -150,9 +196,16 @@ class Saver:
         if step not in (0, self.started):
             weights = read_weights(self.team.accelerator, self.model)
             slots = read_slots(self.team.accelerator, self.model, self.optimizer)
+            of_loss: Named = {}
+            if self.learned is not None:
+                loss, optimizer = self.learned.loss, self.learned.optimizer
+                of_loss = read_learned(self.team.accelerator, loss, optimizer)
             if self.team.first:
                 self.progress.metrics_size = self.journal.length()
                 files = {MODEL: copied(weights), OPTIMIZER: copied(slots)}
+                files |= {LOSS: of_loss} if of_loss else {}
+                if self.memory is not None:  # the same on all processes
+                    files[MEMORY] = copied(self.memory.state())
                 self.background.start(partial(self.write, self.state(), files))
         self.started, self.time = step, time.monotonic()
 

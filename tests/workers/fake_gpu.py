@@ -32,7 +32,7 @@ def steps_of(loss_fn, X, labels, all_labels, put, before_the_second=lambda: None
     for step, leaf in enumerate(leaves):
         if step == 1:
             before_the_second()
-        value = loss_fn(leaf, y, all_labels)
+        value = loss_fn(leaf, y, all_labels=all_labels)
         value.backward()
         found.append((value.detach(), leaf.grad))
     return found

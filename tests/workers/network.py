@@ -2,10 +2,14 @@
 
 import os
 import sys
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn.functional import normalize
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from batches import IDS
 
 
 class Network(nn.Module):
@@ -17,6 +21,20 @@ class Network(nn.Module):
 
     def forward(self, x):
         return normalize(self.layers(x), dim=1)
+
+
+class TwoTowers(nn.Module):
+    """Two encoders in one module, which is wrapped once."""
+
+    def __init__(self):
+        super().__init__()
+        self.x, self.y = Network(), Network()
+        with torch.no_grad():
+            for p in self.y.parameters():
+                p.mul_(1.3).add_(0.02)
+
+    def forward(self, x, y):
+        return self.x(x), self.y(y)
 
 
 def inputs(labels, dtype=torch.float64, seed=0):
@@ -45,6 +63,35 @@ def splits(m=60):
         "one class": torch.zeros(m, dtype=torch.long),
         "one process alone has a class": torch.where(torch.arange(m) < m // 4, 0, pairs + 1),
     }
+
+
+def tower_labels():
+    """Labels of two towers: every split for both, and others."""
+    mixed = mixed_labels()
+    both = {split: (labels, labels) for split, labels in splits().items()}
+    return {
+        "mixed": (mixed, mixed_labels(seed=1)),
+        **both,
+        "other classes": (mixed, mixed + 7),
+        "other sizes": (mixed, mixed_labels(m=84, seed=1)),
+    }
+
+
+def tower_cases(case):
+    """(name of a loss, micro-batches): all losses on mixed labels, on the others those without mining, and
+    multi-similarity, the first."""
+    if case != "mixed":
+        return [(name, 1) for name in IDS if "-mined" not in name]
+    return [*((name, 1) for name in IDS), (IDS[0], 3)]
+
+
+def remembered(steps=3):
+    """Batches of 90 images that come again: labels, identities and inputs of each."""
+    labels = mixed_labels(m=90)
+    everything = inputs(labels)
+    for step in range(steps):
+        ids = torch.randperm(90, generator=torch.Generator().manual_seed(step))[:60]
+        yield labels[ids], ids, everything[ids] + 0.1 * step
 
 
 def own(x, rank, size):

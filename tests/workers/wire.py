@@ -7,9 +7,8 @@ import torch
 import torch.distributed as dist
 from network import leave
 
-from dml.catalogue import LOSS_PARAMETERS
 from dml.distributed.processes import make_accelerator
-from dml.gpw import GlobalPairLoss, make_loss
+from dml.gpw import LOSSES, GlobalPairLoss, make_loss
 
 WATCHED = [
     *("all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_object"),
@@ -38,7 +37,7 @@ def main(out):
 
     b, d = 50, 512
     results = {}
-    for name in LOSS_PARAMETERS:
+    for name in LOSSES:
         loss_fn = GlobalPairLoss(make_loss(name), tile=64)
         generator = torch.Generator().manual_seed(rank)
         for step in range(2):

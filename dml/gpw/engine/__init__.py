@@ -16,12 +16,15 @@ The modules, from the ground up:
 
 - `workspace` (Workspace): what one step leaves for the next: buffers, and the last grouping
 - `tiles` (RowBlock, Tile, PositiveSlots, spans, row_parts): cutting S
-- `views` (select, concatenate, against_positives, against_negatives, of_columns, of_partners, of_both):
-  statistics in the shapes of a tile
+- `views` (AnchorSet, of_batch, select, concatenate, against_positives, against_negatives, of_columns,
+  of_partners, of_both, of_anchors): statistics in the shapes of a tile
 - `general_kernel` (GeneralKernel): a tile of any loss, through its statistics and weights
 - `ms_kernel` (MsKernel): a tile of mined multi-similarity, in place
 - `kernel` (TileKernel, TileStatistics, TileWeights, choose_kernel): what a kernel is, and which one
 - `rows` (RowSweeps): sweeps over blocks of rows, for any batch
+- `rectangle` (RectangleSweeps, RectangleBlock, of_rows, one_sweep_suffices): sweeps of anchors over columns
+  that are not the batch
+- `proxies` (sweep, PositivePairs, Positives, add_positives): one sweep over samples and proxies
 - `symmetric` (SymmetricSweeps): sweeps over half of S, for a process alone
 - `one_tile` (OneTileSweeps): mined multi-similarity of a batch that is a single tile
 - `triton_probe` (probe): whether Triton can run a kernel here

@@ -4,8 +4,11 @@
         partials = statistics.reduce(S, keep)             # per tile
         partials = statistics.merge(partials, more)       # of tiles of the same rows
         t |= statistics.finish(partials)
-    weights = kernel.prepare_weights(t)                   # once
-        weights.weigh_both(S, keep, rows, columns)        # per tile: S becomes w_ij + w_ji
+    weights = kernel.prepare_weights(rows, columns)       # once
+        weights.weigh(S, keep, some_rows, some_columns)   # per tile: S becomes w_ij + w_ji
+
+The samples in the columns of a tile may be anchors too, as in a batch that is compared with itself:
+then w_ji is their weight of the pair. Where they are none, S becomes w_ij.
 
 What a kernel prepares is a frozen dataclass with all it needs to know of the anchors. Only the object
 that made partial results merges and finishes them, so each kernel has its own kind.
@@ -23,8 +26,8 @@ from torch import Tensor
 
 from dml.gpw.engine.general_kernel import GeneralKernel
 from dml.gpw.engine.ms_kernel import MsKernel
+from dml.gpw.engine.views import AnchorSet
 from dml.gpw.engine.workspace import Workspace
-from dml.gpw.grouping import GlobalBatch
 from dml.gpw.statistics import Partial, Statistic, Statistics
 from dml.gpw.weighting import PairLoss
 
@@ -49,32 +52,30 @@ class TileStatistics(Protocol):
 
 
 class TileWeights(Protocol):
-    """The weights of negative pairs, from the statistics of all m anchors."""
+    """The weights of negative pairs, from the statistics of their anchors."""
 
-    def weigh_both(
-        self, S: Tensor, keep: Tensor | None, rows: slice | Tensor, columns: slice
-    ) -> None:
-        """w_ij + w_ji into S, the tile of these rows and columns."""
+    def weigh(self, S: Tensor, keep: Tensor | None, rows: slice | Tensor, columns: slice) -> None:
+        """w_ij + w_ji into S, the tile of these rows and columns; w_ij alone if the columns are no
+        anchors."""
 
 
 class TileKernel(Protocol):
     def prepare_statistics(self, stage: Mapping[str, Statistic], t: Statistics) -> TileStatistics:
         """t: the statistics of earlier stages of the anchors in question."""
 
-    def prepare_weights(self, t: Statistics) -> TileWeights:
-        """t: the shared statistics of all m anchors."""
+    def prepare_weights(self, rows: AnchorSet, columns: AnchorSet | None) -> TileWeights:
+        """The anchors in the rows, and those in the columns: the same object for a batch that is compared
+        with itself, None if the samples in the columns are no anchors."""
 
 
-# From the loss, the batch, the workspace, and how many pairs of a tile are worked on at a time
-MakeKernel = Callable[[PairLoss, GlobalBatch, Workspace, int | None], TileKernel]
+# From the loss, the workspace, and how many pairs of a tile are worked on at a time
+MakeKernel = Callable[[PairLoss, Workspace, int | None], TileKernel]
 
 
-def choose_kernel(
-    loss: PairLoss, batch: GlobalBatch, workspace: Workspace, part_pairs: int | None
-) -> TileKernel:
+def choose_kernel(loss: PairLoss, workspace: Workspace, part_pairs: int | None) -> TileKernel:
     """The kernel made for this loss, if there is one."""
-    made_for_it = MsKernel.of(loss, batch, workspace, part_pairs)
-    return made_for_it or GeneralKernel(loss, batch.groups, part_pairs)
+    made_for_it = MsKernel.of(loss, workspace, part_pairs)
+    return made_for_it or GeneralKernel(loss, part_pairs)
 
 
 def merged(statistics: TileStatistics, a: Partials | None, b: Partials) -> Partials:

@@ -15,7 +15,7 @@ neither here nor in the product after it, whatever the parameters are; denormal 
 many times slower. Powers of two are used because torch computes 2^x in the same time for every x. On an
 AMD EPYC e^x takes three times as long, and over a hundred times where it underflows.
 
-Shapes: R x C tiles, m anchors.
+Shapes: R x C tiles.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ import torch
 from torch import Tensor
 
 from dml.gpw.engine.tiles import row_parts
+from dml.gpw.engine.views import AnchorSet
 from dml.gpw.engine.workspace import Workspace
-from dml.gpw.grouping import GlobalBatch
 from dml.gpw.losses import MultiSimilarity
 from dml.gpw.losses.exponentials import softplus
 from dml.gpw.statistics import LEAST, Partial, Statistic, Statistics, finite
 from dml.gpw.weighting import Mining, PairLoss
 
 LOG2_E = math.log2(math.e)
+Bounds = tuple[Tensor, Tensor]  # of some anchors: bound, and the exponent of a weight at the bound
 
 
 def raised(bound: Tensor, ms: MultiSimilarity, c: Tensor) -> Tensor:
@@ -64,9 +65,7 @@ class MsKernel:
         self.workspace, self.part_pairs = workspace, part_pairs
 
     @staticmethod
-    def of(
-        loss: PairLoss, batch: GlobalBatch, workspace: Workspace, part_pairs: int | None
-    ) -> MsKernel | None:
+    def of(loss: PairLoss, workspace: Workspace, part_pairs: int | None) -> MsKernel | None:
         """None if the loss is another one."""
         ms, mining = loss.weighting, loss.mining
         if not isinstance(ms, MultiSimilarity) or mining is None:
@@ -77,13 +76,20 @@ class MsKernel:
         assert stage.keys() == {"max_negative", "lse_neg"}
         return MsStatistics(self.ms, self.mining.threshold(t), self.workspace, self.part_pairs)
 
-    def prepare_weights(self, t: Statistics) -> MsWeights:
+    def prepare_weights(self, rows: AnchorSet, columns: AnchorSet | None) -> MsWeights:
+        of_rows = self.bounds(rows.t)
+        of_columns = of_rows if columns is rows else None
+        if columns is not None and columns is not rows:
+            bound, at_bound = self.bounds(columns.t)
+            of_columns = bound, at_bound + math.log2(columns.share)
+        return MsWeights(self.ms.beta, of_rows, of_columns, self.workspace, self.part_pairs)
+
+    def bounds(self, t: Statistics) -> Bounds:
         c = softplus(t["lse_neg"].double())
         bound = raised(self.mining.threshold(t), self.ms, c)
         # An anchor that selected nothing weights nothing, if S has other last bits on its other side.
         bound = torch.where(t["lse_neg"] > -torch.inf, bound, torch.inf)
-        at_bound = exponents(bound, self.ms, c)
-        return MsWeights(self.ms.beta, bound, at_bound, self.workspace, self.part_pairs)
+        return bound, exponents(bound, self.ms, c)
 
 
 @dataclass(frozen=True)
@@ -146,26 +152,29 @@ def partials(top: Tensor, total: Tensor) -> dict[str, Partial]:
 
 @dataclass(frozen=True)
 class MsWeights:
-    """bound, and the exponent of a weight at the bound, of all m anchors."""
+    """of_rows, of_columns: of the anchors there; None: the columns are none."""
 
     beta: float
-    bound: Tensor
-    at_bound: Tensor
+    of_rows: Bounds
+    of_columns: Bounds | None
     workspace: Workspace
     part_pairs: int | None
 
-    def weigh_both(
-        self, S: Tensor, keep: Tensor | None, rows: slice | Tensor, columns: slice
-    ) -> None:
+    def weigh(self, S: Tensor, keep: Tensor | None, rows: slice | Tensor, columns: slice) -> None:
         """A sample without a positive selects nothing, so there is nothing to mask."""
         assert keep is None
-        bound, at_bound = self.bound[rows][:, None], self.at_bound[rows][:, None]
-        bound_columns, at_bound_columns = self.bound[columns][None], self.at_bound[columns][None]
+        bound, at_bound = (x[rows][:, None] for x in self.of_rows)
+        across = None
+        if self.of_columns is not None:
+            across = self.of_columns[0][columns][None], self.of_columns[1][columns][None]
         for some in row_parts(S, self.part_pairs):
             part = S[some]
+            if across is None:
+                terms(part, bound[some], at_bound[some], self.beta, out=part)
+                continue
             w = like(part, "E", self.workspace)
             terms(part, bound[some], at_bound[some], self.beta, out=w)
-            terms(part, bound_columns, at_bound_columns, self.beta, out=part).add_(w)
+            terms(part, *across, self.beta, out=part).add_(w)
 
 
 def like(S: Tensor, name: str, workspace: Workspace) -> Tensor:

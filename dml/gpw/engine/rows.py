@@ -20,7 +20,14 @@ from torch import Tensor
 from dml.cost import Cutting, rows_at_a_time
 from dml.gpw.engine.kernel import MakeKernel, TileKernel, choose_kernel, merged
 from dml.gpw.engine.tiles import PositiveSlots, RowBlock, spans
-from dml.gpw.engine.views import against_positives, concatenate, of_both, of_partners, select
+from dml.gpw.engine.views import (
+    against_positives,
+    concatenate,
+    of_batch,
+    of_both,
+    of_partners,
+    select,
+)
 from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import GlobalBatch
 from dml.gpw.statistics import Side, Statistics, masked
@@ -50,7 +57,7 @@ class RowSweeps:
         self.spans = spans(b, rows)
         self.S = workspace.buffer("S", (b if self.keeps else rows, m), X)
         self.kept: list[RowBlock] = []
-        self.kernel = make_kernel(loss, batch, workspace, cutting.part_pairs)
+        self.kernel = make_kernel(loss, workspace, cutting.part_pairs)
         self.slots: list[PositiveSlots] | list[None] = [None] * len(self.spans)
         if batch.groups.arrived_grouped and batch.groups.K <= tile:
             self.slots = PositiveSlots.of_blocks(batch.groups, batch.rank * b, b, rows)
@@ -80,11 +87,12 @@ class RowSweeps:
     def gradient(self, t: Statistics, scale: float, out: Tensor) -> None:
         """It overwrites S."""
         loss, X = self.loss, self.batch.X
-        weights = self.kernel.prepare_weights(t)
+        anchors = of_batch(loss, t, self.batch.groups)
+        weights = self.kernel.prepare_weights(anchors, anchors)
         for block, span in zip(self.blocks(), self.spans, strict=True):
             w_pos = weigh_positives(loss, block, t)
             for tile in block.tiles(self.tile):
-                weights.weigh_both(tile.S, tile.keep, block.where, tile.columns)
+                weights.weigh(tile.S, tile.keep, block.where, tile.columns)
 
             G = block.S.scatter_(1, block.slots.columns, w_pos.neg_())
             out[span].addmm_(G, X, beta=0, alpha=scale)

@@ -24,7 +24,7 @@ from torch import Tensor
 from dml.cost import Cutting
 from dml.gpw.engine.kernel import MakeKernel, Partials, choose_kernel, merged
 from dml.gpw.engine.tiles import PositiveSlots, spans
-from dml.gpw.engine.views import against_positives, concatenate
+from dml.gpw.engine.views import against_positives, concatenate, of_batch
 from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import GlobalBatch, Groups
 from dml.gpw.statistics import Side, Statistic, Statistics, masked
@@ -47,7 +47,7 @@ class SymmetricSweeps:
         cutting: Cutting | None = None,
         make_kernel: MakeKernel = choose_kernel,
     ) -> None:
-        self.loss, self.X = loss, batch.X
+        self.loss, self.X, self.groups = loss, batch.X, batch.groups
         self.cutting = cutting = cutting or workspace.cutting(batch.X.device)
         self.layout = layout = Layout.of(batch.groups, tile)
         self.spans = layout.spans
@@ -55,7 +55,7 @@ class SymmetricSweeps:
         kept = cutting.kept_bytes // (size * batch.X.element_size())
         self.S = workspace.buffer("S", (min(kept + 1, len(layout.pairs)), size), batch.X)
         self.kept: dict[int, Tensor] = {}
-        self.kernel = make_kernel(loss, batch, workspace, cutting.part_pairs)
+        self.kernel = make_kernel(loss, workspace, cutting.part_pairs)
         self.S_pos = batch.X.new_empty(layout.valid.shape)
         for n in range(len(self.spans)):
             self.tile(n)
@@ -127,10 +127,11 @@ class SymmetricSweeps:
         w_pos = loss.positive_weight(self.S_pos, against_positives(loss, t))
         w_pos = masked(w_pos, self.layout.valid, 0).neg_()
         w_pos += w_pos[self.layout.partners]  # a new tensor, before the sum
-        weights = self.kernel.prepare_weights(t)
+        anchors = of_batch(loss, t, self.groups)
+        weights = self.kernel.prepare_weights(anchors, anchors)
         for i, j, S, keep in self.tiles():
             I, J = self.spans[i], self.spans[j]
-            weights.weigh_both(S, keep, I, J)
+            weights.weigh(S, keep, I, J)
             W = S  # overwritten by the weights
             if i == j:
                 W.scatter_(1, self.layout.slots[i], w_pos[I])

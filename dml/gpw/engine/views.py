@@ -7,13 +7,35 @@ of positives is R x K, one of negatives R x C.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dml.gpw.engine.tiles import PositiveSlots
+from dml.gpw.grouping import Groups
 from dml.gpw.statistics import Scope, Statistics
 from dml.gpw.weighting import PairLoss
+
+
+@dataclass(frozen=True, eq=False)
+class AnchorSet:
+    """What weights need to know of some anchors.
+
+    t: their statistics. is_anchor: a sample without a positive is no anchor; None: all are, or the loss
+    has no anchors (`PairLoss.has_anchors`). share: how much a weight of these anchors counts, if they are
+    those of the columns, beside one of the anchors in the rows.
+    """
+
+    t: Statistics
+    is_anchor: Tensor | None
+    share: float = 1.0
+
+
+def of_batch(loss: PairLoss, t: Statistics, groups: Groups) -> AnchorSet:
+    """All samples of a batch, which are compared with each other."""
+    every = not loss.has_anchors or bool(groups.host.has_positive.all())
+    return AnchorSet(t, None if every else groups.has_positive)
 
 
 def select(loss: PairLoss, t: Statistics, rows: slice | Tensor) -> Statistics:

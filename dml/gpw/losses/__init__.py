@@ -1,4 +1,4 @@
-"""Every pair loss by name, each written under its equation.
+"""Every loss by name, each written under its equation.
 
 - `paper` (MultiSimilarity, Equal, Contrastive, Triplet, LiftedStructure, LiftedStructureStar,
   BinomialDeviance): the losses of the paper's main text
@@ -6,6 +6,7 @@
 - `softmax` (SupCon, InfoNCE, Circle, PairwiseSigmoid): contrastive losses of later papers
 - `margin` (Margin): the margin loss with distance-weighted negatives
 - `ranks` (RecallSurrogate, SmoothAP): smooth Recall@K and average precision
+- `proxies` (ProxyNCA, ProxyAnchor, NormalisedSoftmax, ArcFace): between samples and proxies of classes
 - `exponentials` (softplus, share): functions that several losses share
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal, overload
 
 from dml.catalogue import Parameter, complete_loss
 from dml.gpw.losses.margin import Margin
@@ -25,6 +27,14 @@ from dml.gpw.losses.paper import (
     MultiSimilarity,
     Triplet,
 )
+from dml.gpw.losses.proxies import (
+    ArcFace,
+    NormalisedSoftmax,
+    ProxyAnchor,
+    ProxyLoss,
+    ProxyNCA,
+    ProxyWeighting,
+)
 from dml.gpw.losses.ranks import RecallSurrogate, SmoothAP
 from dml.gpw.losses.softmax import Circle, InfoNCE, PairwiseSigmoid, SupCon
 from dml.gpw.losses.supplement import NCA, BinLifted, HistogramLoss, NPairs
@@ -33,6 +43,8 @@ from dml.gpw.weighting import Mining, PairLoss, Weighting
 __all__ = [
     "LOSSES",
     "NCA",
+    "PROXY_LOSSES",
+    "ArcFace",
     "BinLifted",
     "BinomialDeviance",
     "Circle",
@@ -45,7 +57,11 @@ __all__ = [
     "Margin",
     "MultiSimilarity",
     "NPairs",
+    "NormalisedSoftmax",
     "PairwiseSigmoid",
+    "ProxyAnchor",
+    "ProxyLoss",
+    "ProxyNCA",
     "RecallSurrogate",
     "SmoothAP",
     "SupCon",
@@ -76,11 +92,33 @@ LOSSES: Mapping[str, type[Weighting]] = MappingProxyType(
         "pairwise_sigmoid": PairwiseSigmoid,
     }
 )
-"""The weighting of every loss by name; `dml.catalogue` has their hyper-parameters."""
+"""The weighting of every pair loss by name; `dml.catalogue` has their hyper-parameters."""
+
+PROXY_LOSSES: Mapping[str, type[ProxyWeighting]] = MappingProxyType(
+    {
+        "proxy_nca": ProxyNCA,
+        "proxy_anchor": ProxyAnchor,
+        "normalised_softmax": NormalisedSoftmax,
+        "arcface": ArcFace,
+    }
+)
+"""The losses between samples and proxies, in the same way."""
 
 
-def make_loss(name: str, **parameters: Parameter) -> PairLoss:
-    """The description of a loss. Parameters left out take the defaults of `dml.catalogue`.
+ProxyLossName = Literal["proxy_nca", "proxy_anchor", "normalised_softmax", "arcface"]
+
+
+@overload
+def make_loss(name: ProxyLossName, **parameters: Parameter) -> ProxyLoss: ...  # type: ignore[overload-overlap]
+
+
+@overload
+def make_loss(name: str, **parameters: Parameter) -> PairLoss: ...
+
+
+def make_loss(name: str, **parameters: Parameter) -> PairLoss | ProxyLoss:
+    """The description of a loss, for `GlobalPairLoss` or, of those in PROXY_LOSSES, `GlobalProxyLoss`.
+    Parameters left out take the defaults of `dml.catalogue`.
 
     >>> make_loss("multi_similarity", alpha=2, beta=40, lam=0.5, eps=0.1).mining
     Mining(eps=0.1)
@@ -90,6 +128,8 @@ def make_loss(name: str, **parameters: Parameter) -> PairLoss:
     complete, problems = complete_loss(name, parameters)
     if problems:
         raise ValueError("; ".join(str(problem) for problem in problems))
+    if name in PROXY_LOSSES:
+        return ProxyLoss(name, PROXY_LOSSES[name](**complete))
     eps = complete.pop("eps", None)
     complete.pop("mine", None)
     return PairLoss(

@@ -6,7 +6,8 @@ The notation is that of `paper`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -40,7 +41,8 @@ class Margin(Weighting):
     that probability, its share. As published, distances below `cutoff` have the weight of `cutoff`, and
     distances of `nonzero_loss_cutoff` or more have none. Active pairs, those with a hinge above 0, are
     counted in the whole batch, a negative with its share. Shares and count have no gradient, so finite
-    differences of the value are not its gradient. beta is fixed here.
+    differences of the value are not its gradient. beta is fixed, or with `learn` learned from this value on;
+    the published regularisation of it, nu, is 0.
 
     dim: d, the dimensions of the embeddings.
     """
@@ -50,6 +52,7 @@ class Margin(Weighting):
     dim: int
     cutoff: float
     nonzero_loss_cutoff: float
+    learn: bool = False
     scope: ClassVar[Scope] = Scope.BATCH
     ignores_minus_inf: ClassVar = True
     shared_statistics: ClassVar = ("P", "lse_neg", "of_positives", "of_negatives")
@@ -113,6 +116,16 @@ class Margin(Weighting):
     def value(self, t: Statistics) -> Tensor:
         hinges, active = self.total(t)
         return hinges / active
+
+    def learned(self) -> dict[str, float]:
+        return {"beta": self.beta} if self.learn else {}
+
+    def at(self, learned: Mapping[str, float]) -> Margin:
+        return replace(self, beta=learned["beta"])
+
+    def slopes(self, t: Statistics) -> tuple[Tensor, ...]:
+        """An active positive falls with beta, an active negative rises."""
+        return ((t["of_negatives"][1] - t["of_positives"][1]) / self.total(t)[1],)
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
         D2 = self.squared_distance(S)

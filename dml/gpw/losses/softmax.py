@@ -5,14 +5,25 @@ The notation is that of `paper`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dml.gpw.losses.exponentials import share, softplus
-from dml.gpw.statistics import Exponent, LogSumExp, LogSumExpOf, Side, Statistics, Sum
+from dml.gpw.statistics import (
+    Exponent,
+    LogSumExp,
+    LogSumExpOf,
+    Side,
+    Statistic,
+    Statistics,
+    Sum,
+    finite,
+)
 from dml.gpw.weighting import Stage, Weighting
 
 POSITIVE, NEGATIVE = Side.POSITIVE, Side.NEGATIVE
@@ -154,11 +165,13 @@ class PairwiseSigmoid(Weighting):
 
     sum_pos log[1 + e^{-(t S + b)}] + sum_neg log[1 + e^{t S + b}]
 
-    t and b are fixed here. Unlike theirs, an anchor without positives contributes zero.
+    t and b are fixed, or with `learn` learned from these values on, t as e^{log_t}. Unlike theirs, an
+    anchor without positives contributes zero.
     """
 
     t: float
     b: float
+    learn: bool = False
     ignores_minus_inf: ClassVar = True
     shared_statistics: ClassVar = ()
 
@@ -166,13 +179,31 @@ class PairwiseSigmoid(Weighting):
         return self.t * S + self.b
 
     def stages(self) -> tuple[Stage, ...]:
-        return (
-            (NEGATIVE, {"sum_neg": Sum(lambda S, t: softplus(self.logit(S)))}),
-            (POSITIVE, {"sum_pos": Sum(lambda S, t: softplus(-self.logit(S)))}),
-        )
+        of_negatives: dict[str, Statistic] = {"sum_neg": Sum(lambda S, t: softplus(self.logit(S)))}
+        of_positives: dict[str, Statistic] = {"sum_pos": Sum(lambda S, t: softplus(-self.logit(S)))}
+        if self.learn:  # dL/d(logit), and the same times S; S may be -inf where the first is 0
+            of_negatives |= {
+                "slope_neg": Sum(lambda S, t: torch.sigmoid(self.logit(S))),
+                "slope_neg_S": Sum(lambda S, t: torch.sigmoid(self.logit(S)) * finite(S)),
+            }
+            of_positives |= {
+                "slope_pos": Sum(lambda S, t: -torch.sigmoid(-self.logit(S))),
+                "slope_pos_S": Sum(lambda S, t: -torch.sigmoid(-self.logit(S)) * S),
+            }
+        return (NEGATIVE, of_negatives), (POSITIVE, of_positives)
 
     def value(self, t: Statistics) -> Tensor:
         return t["sum_pos"] + t["sum_neg"]
+
+    def learned(self) -> dict[str, float]:
+        return {"log_t": math.log(self.t), "b": self.b} if self.learn else {}
+
+    def at(self, learned: Mapping[str, float]) -> PairwiseSigmoid:
+        return replace(self, t=math.exp(learned["log_t"]), b=learned["b"])
+
+    def slopes(self, t: Statistics) -> tuple[Tensor, ...]:
+        by_t = t["slope_pos_S"] + t["slope_neg_S"]
+        return self.t * by_t, t["slope_pos"] + t["slope_neg"]
 
     def positive_weight(self, S: Tensor, t: Statistics) -> Tensor:
         return torch.sigmoid(-self.logit(S)).mul_(self.t)
