@@ -28,6 +28,7 @@ PARTS = {
     "loss": [],
     "parameters": [],
     "losses": [],
+    "columns": [],
     "loss_memory": [],
     "scale": [],
     "two_hosts": [],
