@@ -41,7 +41,7 @@ MOST_POINTS = 40  # of a curve of what is measured at every line of metrics.json
 # eval.every_steps does count, because it decides which steps the best one is chosen from.
 IGNORED = EXECUTION | {
     *("run.name", "run.seed", "run.log_steps", "batch.classes"),
-    *("eval.ks", "eval.every_steps", "eval.untrained"),
+    *("eval.ks", "eval.every_steps", "eval.untrained", "eval.frozen"),
 }
 
 
@@ -73,6 +73,12 @@ class Run:
     log: tuple[str, ...] = ()
     folder: Path | None = None
     without_pairs: tuple[Measured, ...] = ()
+
+    @property
+    def frozen(self) -> Mapping[str, float]:
+        """The scores of the features that it began with, if it has evaluated them (eval.frozen)."""
+        scores = self.result.get("frozen")
+        return scores if isinstance(scores, dict) and "recall@1" in scores else {}
 
     @property
     def label(self) -> str:

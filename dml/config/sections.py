@@ -27,6 +27,7 @@ from dml.rules import (
 )
 
 MOST_PIXELS = 10_000
+PART = Rule("above 0, at most 1", lambda x: 0 < x <= 1)
 MOST_WORKERS = 8  # where data.workers is null
 TRACKER_NAMES = Rule(
     f"names of {', '.join(TRACKERS)}, each once, with commas between them",
@@ -90,9 +91,7 @@ class Data:
         execution=True,
     )
     verify: bool = key(
-        "compare every shard with its checksum before training",
-        default=False,
-        execution=True,
+        "compare every shard with its checksum before training", default=False, execution=True
     )
     weights: tuple[float, ...] | None = key(
         "of several folders: how many of the classes of every batch come from each, in proportion; "
@@ -128,6 +127,9 @@ class Data:
         default=None,
         rule=between(1, MOST_PIXELS),
         example=72,
+    )
+    smallest_crop: float = key(
+        "smallest share of an image that a training crop shows", default=0.16, rule=PART, later=True
     )
 
     @property
@@ -291,11 +293,7 @@ class Optim:
         rule=INCREASING,
         example=[1200, 2400],
     )
-    gamma: float = key(
-        "factor of the learning rate at a milestone",
-        default=0.1,
-        rule=POSITIVE,
-    )
+    gamma: float = key("factor of the learning rate at a milestone", default=0.1, rule=POSITIVE)
     warmup_steps: int = key(
         "steps of linear warm-up at the start", default=0, rule=between(0, MOST_STEPS)
     )
@@ -329,10 +327,7 @@ class Eval:
         "the K of Recall@K; the default depends on the dataset", rule=KS, example=[1, 10]
     )
     every_steps: int | None = key(
-        "steps between evaluations; null: evaluate at the end only",
-        default=None,
-        rule=STEPS,
-        example=500,
+        "steps between evaluations; null: at the end only", default=None, rule=STEPS, example=500
     )
     validation_classes: float = key(
         "fraction of the training classes held out to choose the best step; needs `eval.every_steps`",
@@ -347,6 +342,11 @@ class Eval:
         example=5,
     )
     untrained: bool = key("also evaluate the test classes before the first step", default=False)
+    frozen: bool = key(
+        "also evaluate, before the first step, the features before the head",
+        default=False,
+        later=True,
+    )
     test: bool = key(
         "evaluate the test classes at the end; false: never, for runs that settings are chosen by, which "
         "have the score of the held-out classes instead; needs `eval.validation_classes`",
