@@ -41,7 +41,7 @@ MOST_POINTS = 40  # of a curve of what is measured at every line of metrics.json
 # eval.every_steps does count, because it decides which steps the best one is chosen from.
 IGNORED = EXECUTION | {
     *("run.name", "run.seed", "run.log_steps", "batch.classes"),
-    *("eval.ks", "eval.every_steps", "eval.untrained", "eval.frozen"),
+    *("eval.ks", "eval.every_steps", "eval.untrained"),
 }
 
 

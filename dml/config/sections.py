@@ -345,7 +345,7 @@ class Eval:
     frozen: bool = key(
         "also evaluate, before the first step, the features before the head",
         default=False,
-        later=True,
+        execution=True,
     )
     test: bool = key(
         "evaluate the test classes at the end; false: never, for runs that settings are chosen by, which "
