@@ -7,6 +7,8 @@ from statistics import mean
 
 from launch.records import Group, Study
 
+SHOWN = 8  # names of rows in a sentence
+
 # what features depend on
 OF_FEATURES = (
     *("data.dataset", "data.size", "data.resize", "model.backbone", "model.weights"),
@@ -50,19 +52,19 @@ def verdicts(study: Study) -> Iterator[str]:
     """Which rows do not beat the features that they began with."""
     for each in frozen(study):
         bound = each.scores["recall@1"]
-        means = {
-            group.label: spread.mean
-            for group in each.groups
-            if (spread := group.spread(study.score))
-        }
+        spreads = ((group.label, group.spread(study.score)) for group in each.groups)
+        means = {label: spread.mean for label, spread in spreads if spread}
         failed = [label for label, score in means.items() if score <= bound]
-        they = f"{each.label[0].upper()}{each.label[1:]} have Recall@1 {100 * bound:.2f} without any training."
+        label = f"{each.label[0].upper()}{each.label[1:]}"
+        they = f"{label} have Recall@1 {100 * bound:.2f} without any training."
         if failed:
-            share = (
-                "none of the rows beats"
-                if len(failed) == len(means)
-                else f"{len(failed)} of {len(means)} rows do not beat"
+            some = f"{len(failed)} of {len(means)} rows do not beat them"
+            every = len(failed) == len(means)
+            more = f", and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+            names = f"{', '.join(failed[:SHOWN])}{more}"
+            yield f"{they} A failure: {'none of the rows beats them' if every else some} ({names})."
+        elif means:
+            low, high = (
+                100 * (score - bound) for score in (min(means.values()), max(means.values()))
             )
-            yield f"{they} A failure: {share} them ({', '.join(failed)})."
-        else:
-            yield f"{they} Every row beats them, by {100 * (min(means.values()) - bound):.2f} to {100 * (max(means.values()) - bound):.2f} points."
+            yield f"{they} Every row beats them, by {low:.2f} to {high:.2f} points."
