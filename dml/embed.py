@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dml.config.keys import BACKBONE
+from dml.config.sections import MOST_PIXELS
 from dml.errors import EmbeddedError, Mistake, run_command
 from shards.cores import available_cores
 from shards.item import ShardError
@@ -66,6 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="of a backbone that RUN names (default: those that an installed package carries)",
     )
     parser.add_argument(
+        "--size",
+        type=int,
+        metavar="N",
+        help="side of the crop in pixels, for a backbone that RUN names (default: what it expects)",
+    )
+    parser.add_argument(
+        "--resize",
+        type=int,
+        metavar="N",
+        help="short side of an image before its crop (default: in proportion to --size)",
+    )
+    parser.add_argument(
         "--batch", type=int, default=256, metavar="N", help="images per forward pass (256)"
     )
     parser.add_argument(
@@ -88,6 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--batch must be at least 1, not {args.batch}")
     if args.workers is not None and args.workers < 0:
         parser.error(f"--workers must be at least 0, not {args.workers}")
+    for option, pixels in (("--size", args.size), ("--resize", args.resize)):
+        if pixels is not None and not 1 <= pixels <= MOST_PIXELS:
+            parser.error(f"{option} must be from 1 to {MOST_PIXELS:,}, not {pixels}")
     return run(args)
 
 
@@ -166,10 +182,12 @@ def find_model(args: argparse.Namespace) -> tuple[Embedder, str, str]:
 
     name = str(args.run)
     if not args.features or args.run.is_dir() or not BACKBONE.holds(name) or name == "none":
-        if args.weights is not None:
-            raise Mistake(f"--weights {args.weights} is for --features of a backbone by name")
+        for option in ("weights", "size", "resize"):
+            given = getattr(args, option)
+            if given is not None:
+                raise Mistake(f"--{option} {given} is for --features of a backbone by name")
         return load_trained(args.run), str(args.run.absolute()), model_sha256(args.run)
-    model = load_backbone(name, args.weights or "pretrained")
+    model = load_backbone(name, args.weights or "pretrained", args.size, args.resize)
     return model, name, weights_sha256(model)
 
 

@@ -94,15 +94,23 @@ class Evaluator:
         self.journal.log(events.Evaluation(step, split, found.scores, found.picture))
         return found
 
-    def search(self, model: nn.Module, subset: Subset) -> Evaluation:
-        X = self.embed(model, subset)
+    def frozen(self, model: nn.Module, split: str) -> dict[str, float]:
+        """The scores of a split by the features that the backbone computes, without the head: what a
+        training must beat."""
+        parts = [self.search(model, subset, head=False) for subset in self.subsets[split]]
+        found = mean(parts, self.names)
+        self.team.say(f"features without a head  {split}: {found}")
+        return found.scores
+
+    def search(self, model: nn.Module, subset: Subset, head: bool = True) -> Evaluation:
+        X = self.embed(model, subset, head)
         y = torch.from_numpy(subset.labels).to(X.device)
         own = own_share(len(y), self.team.rank, self.team.size)
         mine = slice(own.start, own.stop)
         others, first = subset, own.start if subset.gallery is None else None
         G, g = X, y
         if subset.gallery is not None:
-            others, G = subset.gallery, self.embed(model, subset.gallery)
+            others, G = subset.gallery, self.embed(model, subset.gallery, head)
             g = torch.from_numpy(subset.gallery.labels).to(X.device)
         found = retrieval(X[mine], y[mine], G, g, first=first)
         every = Retrieval(
@@ -111,12 +119,12 @@ class Evaluator:
             gather_shares(found.average_precision, len(y)),
         )
         with self.team.together():
-            drawn = self.team.first and isinstance(self.spec, Input)
+            drawn = self.team.first and head and isinstance(self.spec, Input)
             picture = self.picture(X, subset, G, others) if drawn else None
         return Evaluation(every.summary(self.ks), [X], picture)
 
     @torch.no_grad()
-    def embed(self, model: nn.Module, subset: Subset) -> Tensor:
+    def embed(self, model: nn.Module, subset: Subset, head: bool = True) -> Tensor:
         """The embeddings of all images, in order, on every process."""
         rank, size = self.team.rank, self.team.size
         batches = EvalBatches(
@@ -135,7 +143,7 @@ class Evaluator:
                 images, _ = self.team.fetch(coming)
                 ahead.at(n)
                 self.team.meet()
-                x = model(images.to(self.team.device, non_blocking=True))
+                x = model(images.to(self.team.device, non_blocking=True), head=head)
                 parts.append(x if n < len(batches) else x[:0])
         model.train()
         X = gather_shares(torch.cat(parts), len(subset.rows))

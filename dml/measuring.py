@@ -29,6 +29,7 @@ def measure(files: Sequence[str], sets: Sequence[str], processes: int) -> float:
         steps_alone = ["eval.every_steps=null", "eval.validation_classes=0", "eval.patience=null"]
         steps_alone += [
             "eval.untrained=false",
+            "eval.frozen=false",
             "eval.test=true",
             "length.epochs=null",
             "length.images=null",

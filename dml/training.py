@@ -157,6 +157,9 @@ class Run:
         config, team, progress, steps = self.config, self.team, self.progress, self.plan.steps
         model, optimizer, micro = self.model, self.optimizer, config.engine.micro_batch
         workers, prefetch = loader_workers(config), config.data.prefetch
+        if config.eval.frozen and progress.step == 0:
+            split = "test" if config.eval.test else "validation"
+            progress.frozen = self.evaluator.frozen(model, split)
         self.batches = loader(self.own, self.order, workers, prefetch)
         self.copies = DeviceCopies(team.device)
         if config.data.cache:

@@ -13,6 +13,7 @@ from launch.records import Spread, Study
 
 LEFT, TOP, RIGHT, BOTTOM = 70, 8, 8, 44
 CELL_HEIGHT = 34
+RATE = "optim.lr"
 LIGHTEST, DARKEST = 94, 34  # lightness of the lowest and the highest score, in percent
 
 
@@ -32,16 +33,21 @@ class Mark:
 
 
 def heat_map(study: Study) -> str:
-    """The score over the two settings in which the study varies; empty if it has others, or if they are
-    no numbers, or if there are fewer than two values of each."""
-    if len(study.columns) != 2:
+    """The score over the two settings in which the study varies, besides the rate, of which a cell shows
+    the best; empty if it has others, or if they are no numbers, or if there are fewer than two values of
+    each."""
+    axes = [key for key in study.columns if key != RATE]
+    if len(axes) != 2:
         return ""
-    x_key, y_key = study.columns
-    cells: dict[tuple[Any, Any], Cell] = {
-        (group.settings.get(x_key), group.settings.get(y_key)): Cell(group.label, spread)
-        for group in study.groups
-        if (spread := group.spread(study.score))
-    }
+    x_key, y_key = axes
+    cells: dict[tuple[Any, Any], Cell] = {}
+    for group in study.groups:
+        pair, spread = (
+            (group.settings.get(x_key), group.settings.get(y_key)),
+            group.spread(study.score),
+        )
+        if spread and (pair not in cells or spread.mean > cells[pair].spread.mean):
+            cells[pair] = Cell(group.label, spread)
     xs, ys = (_numbers(pair[i] for pair in cells) for i in (0, 1))
     if len(xs) < 2 or len(ys) < 2:
         return ""
@@ -50,6 +56,8 @@ def heat_map(study: Study) -> str:
     shown = [mark for mark in marks if xs[0] <= mark.x <= xs[-1] and ys[0] <= mark.y <= ys[-1]]
     what = "Recall@1" if study.score == "recall@1" else "Recall@1 of held-out classes"
     title = f"{what} by {x_key} and {y_key}"
+    if RATE in study.columns:
+        title += f", at the best of several {RATE}"
     height = TOP + BOTTOM + CELL_HEIGHT * len(ys)
     body = [
         *_axes(xs, ys, x_key, y_key, height),

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from launch.compared import Comparison
+from launch.frozen import frozen
 from launch.heat_map import heat_map
 from launch.interaction import SCRIPT
 from launch.paper import Table, tables_for
@@ -171,7 +172,7 @@ def _by_setting(study: Study, key: str, papers: Sequence[Table]) -> Iterable[str
     name = X_AXES[key]
     same = [_paper_series(table, key) for table in papers if table.dataset in study.datasets]
     others = [_paper_series(table, key) for table in papers if table.dataset not in study.datasets]
-    scores = _our_series(study, key, study.score)
+    scores = [*_our_series(study, key, study.score), *_frozen_series(study, key)]
     yield chart(f"{title_of(study.score)} by {name}", name, [*scores, *same], log_x=True)
     yield chart(f"The paper's Recall@1 by {name}, of other datasets", name, others, log_x=True)
     if key == "batch.size":
@@ -189,6 +190,17 @@ def _our_series(study: Study, key: str, score: str) -> list[Series]:
     return [
         Series(name, tuple(sorted(points, key=lambda p: p.x))) for name, points in found.items()
     ]
+
+
+def _frozen_series(study: Study, key: str) -> list[Series]:
+    """The features without training, as a line over all values of the setting."""
+    xs = [group.settings[key] for group in study.groups if group.finished]
+    series = []
+    for each in frozen(study):
+        y = each.scores["recall@1"]
+        points = tuple(Point(x, y, y, y, f"{each.label}: {percent(y)}") for x in (min(xs), max(xs)))
+        series.append(Series(each.label, points, dashed=True))
+    return series
 
 
 def _without_value(label: str, x: object) -> str:

@@ -75,6 +75,12 @@ class Run:
     without_pairs: tuple[Measured, ...] = ()
 
     @property
+    def frozen(self) -> Mapping[str, float]:
+        """The scores of the features that it began with, if it has evaluated them (eval.frozen)."""
+        scores = self.result.get("frozen")
+        return scores if isinstance(scores, dict) and "recall@1" in scores else {}
+
+    @property
     def label(self) -> str:
         return re.sub(r"-?seed\d+$", "", self.name) or self.study
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dml.catalogue import PRESETS
 from launch.compared import Comparison, comparisons
+from launch.frozen import Frozen, frozen, verdicts
 from launch.paired import paired
 from launch.paper import Table, paper_score, tables_for
 from launch.records import Group, Run, Spread, Study
@@ -26,7 +27,8 @@ class Cells:
 
 
 def table_cells(study: Study, tables: Sequence[Table]) -> Cells:
-    """A row per group: its settings, our scores, the paper's, and the images and seconds it took."""
+    """A row per group: its settings, our scores, the paper's, and the images and seconds it took. Before
+    them the features that training began with, if they were evaluated."""
     papers = tables_for(study, tables)
     others = [key for key in score_names(study.runs) if key != study.score]
     header = (
@@ -34,6 +36,16 @@ def table_cells(study: Study, tables: Sequence[Table]) -> Cells:
         *(_paper_title(study, table) for table in papers),
         *("steps without pairs", "images", "steps", "trained steps", "seconds", "images/s"),
         *map(title_of, others),
+    )
+    blank = "", *[""] * len(AMOUNTS)
+    first = tuple(
+        (
+            *(each.label, *[""] * len(study.shown), "", f"{100 * each.scores['recall@1']:.2f}"),
+            *([""] * len(papers)),
+            *blank,
+            *(_of_features(each, key) for key in others),
+        )
+        for each in frozen(study)
     )
     rows = tuple(
         (
@@ -46,7 +58,11 @@ def table_cells(study: Study, tables: Sequence[Table]) -> Cells:
         )
         for group in study.groups
     )
-    return Cells(header, rows)
+    return Cells(header, (*first, *rows))
+
+
+def _of_features(found: Frozen, key: str) -> str:
+    return f"{100 * found.scores[key]:.2f}" if key in found.scores else ""
 
 
 def score_names(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -77,7 +93,12 @@ def remarks(study: Study, tables: Sequence[Table]) -> list[str]:
             "With held-out classes, images and steps are counted up to the best step, trained steps "
             "up to the end."
         )
-    sentences += [*_loss_parameters(study), *_training_classes(study), *_patience(study)]
+    sentences += [
+        *verdicts(study),
+        *_loss_parameters(study),
+        *_training_classes(study),
+        *_patience(study),
+    ]
     repeats = ", ".join(run.name for group in study.groups for run in group.repeats)
     if repeats:
         sentences.append(

@@ -74,6 +74,7 @@ class Search:
             "eval.every_steps": "1",
             "eval.patience": "null",
             "eval.untrained": "false",
+            "eval.frozen": "false",
             "eval.test": "false",
         }
 

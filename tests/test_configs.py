@@ -1,5 +1,6 @@
 """Oracle: the tables of the paper and its supplement, copied here by hand."""
 
+import csv
 import re
 from functools import cache
 from itertools import takewhile
@@ -20,13 +21,20 @@ from launch.sweep import Sweep, plan_all, read_sweep
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
-OURS = ["features", "icons", "icons_mini", "your_images"]  # not of the paper, for a CPU
+OURS = ["cars196_small", "features", "icons", "icons_mini", "your_images"]  # not of the paper, for a CPU
 OTHER_PAPERS = ["sop_recall_surrogate"]
 PAPER = [name for name in CONFIGS if name not in (*OURS, *OTHER_PAPERS)]
 FILES = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
-# studies of ours that search their settings, and all others, which repeat those of the paper
-SEARCHES = [path.stem for path in FILES if "\ntune:" in path.read_text()]
-SWEEPS = [path.stem for path in FILES if path.stem not in SEARCHES]
+# studies of ours that have been run on photographs, those that search their settings and have not, and
+# all others, which repeat those of the paper
+STUDIED = {
+    path.stem: ROOT / "docs" / "studies" / path.stem.replace("_", "-")
+    for path in FILES
+    if path.stem.startswith(("cars196_small", "cars196_features"))
+    and (ROOT / "docs" / "studies" / path.stem.replace("_", "-")).is_dir()
+}
+SEARCHES = [p.stem for p in FILES if "\ntune:" in p.read_text() and p.stem not in STUDIED]
+SWEEPS = [path.stem for path in FILES if path.stem not in (*SEARCHES, *STUDIED)]
 PAPER_SWEEPS = [name for name in SWEEPS if not name.startswith("icons")]
 
 # Supplement, Tables 1 and 2: batch size -> Recall@1.
@@ -339,6 +347,38 @@ def test_the_header_of_a_sweep_with_a_search(name: str) -> None:
     assert len({each.settings for each in budgets}) == 1
     assert "authors' code (beta 40, lam 0.5)" in text
     assert "\n# images_per_second: assumed" in Path(path(f"sweeps/{name}")).read_text()
+
+
+@pytest.mark.parametrize("name", STUDIED)
+def test_the_header_of_a_sweep_that_was_run(name: str) -> None:
+    """It gives the command, where the report is, and what was measured; the report is of this file."""
+    command, *more = lines = header(f"sweeps/{name}")
+    assert len(lines) <= 9
+    assert command == f"# python launch/slurm.py --sweep configs/sweeps/{name}.yaml"
+    text, folder = " ".join(line.removeprefix("# ") for line in more), STUDIED[name]
+    assert f"docs/studies/{folder.name}" in text
+    assert re.search(r"Recall@1 \d+\.\d", text)
+    said = re.search(r"Measured: ([\d,]+) runs, ([\d.]+) hours of one process", text)
+    assert said is not None
+    with (folder / "runs.csv").open() as file:
+        finished = [row for row in csv.DictReader(file) if row["state"] == "finished"]
+    assert int(said[1].replace(",", "")) == len(finished)
+    hours = sum(float(row["seconds"]) for row in finished) / 3600
+    assert float(said[2]) == pytest.approx(hours, abs=0.006)
+    own, copy = Path(path(f"sweeps/{name}")), folder / f"{name}.yaml"
+    assert copy.read_text() == own.read_text()
+
+
+def test_the_recipe_for_photographs_is_what_its_search_chose() -> None:
+    """The config is the final runs' of the setting with the best score of held-out classes."""
+    name = "cars196_small_recipe"
+    with (STUDIED[name] / "runs.csv").open() as file:
+        tried = [row for row in csv.DictReader(file) if row["study"] == "tune"]
+    best = max(tried, key=lambda row: float(row["validation_recall@1"]))["run"]
+    (settings,) = sweep(name).settings.values()
+    (chosen,) = [each for each in settings if best.startswith(f"{each.label}-")]
+    ours, theirs = vars(shipped("cars196_small")), vars(chosen.final[0].config)
+    assert {key for key in ours if ours[key] != theirs[key]} == {"run"}
 
 
 def test_the_hours_of_the_sop_study() -> None:

@@ -287,6 +287,14 @@ def test_random_boxes_have_the_authors_areas():
     assert 0.4 < np.median(shares) < 0.58  # 0.58 is the middle, but large boxes do not always fit
 
 
+def test_a_larger_smallest_crop_shows_more_of_an_image():
+    boxes = [random_box(400, 300, draws(5, key), 0.5) for key in range(500)]
+    shares = np.array([(r - x) * (b - y) / 120_000 for x, y, r, b in boxes])
+    assert 0.49 < shares.min() < 0.55
+    whole = random_box(400, 300, iter([0.5] * 23), 1.0)
+    assert whole == (0, 0, 400, 300), "all of it, and its own aspect ratio"
+
+
 def encoded(image, kind="PNG", **options):
     out = io.BytesIO()
     image = image if isinstance(image, Image.Image) else Image.fromarray(image)

@@ -9,6 +9,7 @@ import pickle
 import shutil
 import zlib
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
@@ -557,6 +558,33 @@ def test_features_of_a_backbone_become_shards(tmp_path, capsys):
             ["conv", *made[1:], "--overwrite", "--weights", "x"],
             "is for --features of a backbone by name",
         ),
+        (
+            ["conv", *made[1:], "--overwrite", "--size", "24"],
+            "--size 24 is for --features of a backbone by name",
+        ),
+        (
+            [*made, "--overwrite", "--weights", str(weights), "--size", "32", "--resize", "24"],
+            "data.resize = 24 is smaller than the crop of 32",
+        ),
     ):
         assert embed.main(arguments) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_features_of_a_chosen_size(tmp_path):
+    """Oracle: the network with the crop of a config of that size."""
+    weights, out = tmp_path / "convnet.pth", tmp_path / "features"
+    given = load(CONFIG, ["data.size=24", "data.resize=28", f"model.weights={weights}"])
+    plain = replace(given.model, weights=None)
+    torch.save(make_model(plain, given.data, 3).backbone.state_dict(), weights)
+    made = ["convnet", str(ICONS), "--features", "--out", str(out), "--workers", "0"]
+    sizes = ["--size", "24", "--resize", "28", "--weights", str(weights)]
+    assert embed.main([*made, *sizes, "--split", "test"]) == 0
+    index, model = load_index(ICONS), make_model(given.model, given.data, 0).eval()
+    rows = index.positions("test")[:20]
+    images, _ = EvalBatches(index, rows, rows, model.spec, 20)[0]
+    assert images.shape == (20, 24, 24, 3)
+    with torch.no_grad():
+        expected = model.features(images).numpy()
+    X = np.load(out / "embeddings.npy")
+    np.testing.assert_allclose(X[:20], expected, rtol=1e-4, atol=1e-5)

@@ -585,6 +585,24 @@ def test_a_map_of_two_settings_marks_what_was_published(runs, report):
     assert paper[1] < authors[1]
 
 
+def test_a_map_shows_the_best_of_several_rates(runs, report):
+    for rate, gain in (("1e-3", 0.0), ("1e-2", 0.1)):
+        for beta in (10, 40):
+            for lam in (0.5, 1.0):
+                root = runs(
+                    f"beta{beta}-lam{lam}-lr{rate}-seed0",
+                    [f"loss.beta={beta}", f"loss.lam={lam}", f"optim.lr={rate}"],
+                    scored(0.5 + gain * (1 if lam == 1 else -1)),
+                )
+    html, _, _ = report(root)
+    figure = next(x for x in re.findall(r"<figure>.*?</figure>", html, re.DOTALL) if "<rect" in x)
+    assert "by loss.beta and loss.lam, at the best of several optim.lr" in figure
+    cells = [rect.get("data-row") for rect in ET.fromstring(figure).iter("rect")]
+    assert sorted(cells) == [
+        f"{beta}.0,{row},0.0,1" for beta in (10, 40) for row in ("0.5,0.5", "1.0,0.6")
+    ]
+
+
 def test_names_are_no_numbers_for_a_map(runs, report):
     for name in ("nca", "triplet"):
         for size in (4, 8):
@@ -624,6 +642,54 @@ def test_steps_without_pairs_are_drawn_as_a_curve(runs, report):
 def test_scores_before_training_are_a_column(runs, report):
     root = runs("one", result=scored(0.5, untrained={"recall@1": 0.125}))
     assert row_of(report(root)[1], "one")["untrained Recall@1"] == "12.50"
+
+
+def frozen_at(recall):
+    return {"recall@1": recall, "recall@10": 2 * recall, "map@r": 0.125}
+
+
+def test_features_without_training_are_the_first_row(runs, report):
+    """Every row beats them, so nothing has failed; the figure has them as a line."""
+    for size, score in ((4, 0.3), (8, 0.4)):
+        for seed in (0, 1):
+            sets = [f"batch.classes={size}", f"run.seed={seed}", f"eval.frozen={seed == 0}".lower()]
+            found = frozen_at(0.25) if seed == 0 else None
+            root = runs(f"bs{5 * size}-seed{seed}", sets, scored(score, frozen=found))
+    html, table, lines = report(root)
+    first = next(line for line in table.splitlines() if line.startswith("| frozen features "))
+    assert table.index(first) < table.index("| bs20 |")
+    row = row_of(table, "frozen features")
+    assert (row["Recall@1"], row["Recall@10"], row["map@r"]) == ("25.00", "50.00", "12.50")
+    assert (row["n"], row["batch.size"], row["images"]) == ("", "", "")
+    assert row_of(table, "bs20")["n"] == "2", "eval.frozen makes no other row"
+    assert "Recall@1 25.00 without any training. Every row beats them, by 5.00 to 15.00" in table
+    assert "A failure" not in table
+    figures = re.findall(r"<figure>.*?</figure>", html, re.DOTALL)
+    drawn = next(figure for figure in figures if "Recall@1 by batch size" in figure)
+    assert drawn.count("frozen features: 25%") == 2, "from the smallest batch to the largest"
+    assert len(lines) == 4, "it is no run"
+
+
+def test_a_training_that_does_not_beat_its_features_is_called_a_failure(runs, report):
+    for size, score in ((4, 0.2), (8, 0.25), (16, 0.3)):
+        found = scored(score, frozen=frozen_at(0.25))
+        root = runs(f"bs{5 * size}-seed0", [f"batch.classes={size}"], found)
+    _, table, _ = report(root)
+    assert "A failure: 2 of 3 rows do not beat them (bs20, bs40)." in table
+
+
+def test_features_of_other_images_are_other_rows(runs, report):
+    """At another size of the crop; and held-out classes are compared with held-out classes."""
+    held = ["eval.every_steps=10", "eval.validation_classes=0.2", "eval.test=false"]
+    for size, recall in ((80, 0.25), (96, 0.5)):
+        found = {"step": 40, "validation_recall@1": 0.375, "frozen": frozen_at(recall)}
+        root = runs(f"px{size}-seed0", [f"data.size={size}", *held], found)
+    _, table, _ = report(root)
+    for size, recall in ((80, "25.00"), (96, "50.00")):
+        row = row_of(table, f"frozen features of px{size}")
+        assert row["validation Recall@1"] == recall
+    assert "Every row beats them, by 12.50 to 12.50 points." in table
+    assert "A failure: none of the rows beats them (px96)." in table
 
 
 # ---- studies in parts -------------------------------------------------------------------------------

@@ -38,6 +38,26 @@ def test_a_run_that_ended_below_its_start_says_what_to_try(files, sets, advice):
     assert warning == f"warning: training made it worse; {advice}"
 
 
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        ({"recall@1": 0.3}, ""),
+        ({"recall@1": 0.25}, ", which training does not beat: it has failed"),
+        ({"validation_recall@1": 0.2}, ", which training does not beat: it has failed"),
+    ],
+)
+def test_a_run_is_compared_with_the_features_that_it_began_with(scores, said):
+    config = load(CONFIGS / "icons_mini.yaml")
+    result = {
+        "untrained": None,
+        "frozen": {"recall@1": 0.25},
+        "validation_recall@1": None,
+        **scores,
+    }
+    line, _ = summary(Path("runs/x"), result, config).splitlines()
+    assert line == f"Recall@1 of the features without a head: 25.0%{said}"
+
+
 @pytest.mark.parametrize("after", [0.25, 0.3])
 def test_a_run_that_did_not_get_worse_has_no_warning(after):
     config = load(CONFIGS / "icons_mini.yaml")

@@ -17,8 +17,10 @@ from pictures import make_folder, put_index
 from runs import BASE, ICONS, TRAIN, Launched, content, lines, result, train, train_several
 from safetensors.torch import load_file, save_file
 
+from dml.config import load
 from dml.data.batches import EvalBatches
 from dml.inference.trained import load_trained
+from dml.models import make_model
 from dml.recall import recall_at_k
 from dml.run_folder.tensorboard_log import NAMES
 from dml.train import main
@@ -36,6 +38,7 @@ FINISHED = [
     "eval.validation_classes=0.2",
     "eval.every_steps=5",
     "eval.untrained=true",
+    "eval.frozen=true",
 ]
 # A learning rate too small to change anything: the first evaluation stays the best.
 STALE = [
@@ -99,12 +102,12 @@ def test_the_best_step_by_the_validation_classes_is_reported(finished):
     assert all(torch.equal(x, kept[k]) for k, x in written.items())
 
 
-def embedded(model, index, split):
+def embedded(model, index, split, **options):
     """All images of a split at once, and their labels."""
     rows, labels = index.positions(split), index.labels(split)
     images, _ = EvalBatches(index, rows, labels, model.spec, len(rows))[0]
     with torch.no_grad():
-        return model(images), torch.from_numpy(labels)
+        return model(images, **options), torch.from_numpy(labels)
 
 
 @training
@@ -113,6 +116,18 @@ def test_the_reported_recall_is_that_of_the_written_model(finished):
     expected = recall_at_k(*embedded(load_trained(finished), load_index(ICONS), "test"), [1, 10])
     found = result(finished)
     assert {k: found[f"recall@{k}"] for k in expected} == pytest.approx(expected, abs=0.003)
+
+
+@training
+def test_the_features_without_a_head_are_those_before_the_first_step(finished):
+    """Oracle: the network of the same seed that nobody trained, its features on all test images."""
+    config = load(finished / "config.yaml")
+    model = make_model(config.model, config.data, config.run.seed).eval()
+    X, y = embedded(model, load_index(ICONS), "test", head=False)
+    assert X.shape[1] == model.feature_size
+    expected, found = recall_at_k(X, y, [1, 10]), result(finished)["frozen"]
+    assert {k: found[f"recall@{k}"] for k in expected} == pytest.approx(expected, abs=0.003)
+    assert found["recall@1"] != result(finished)["untrained"]["recall@1"]
 
 
 @training

@@ -12,6 +12,7 @@ BACKBONE = Rule(
     lambda name: name in (*BACKBONES, "none") or re.fullmatch(r"timm:[!-~]+", name) is not None,
     (*BACKBONES, "none"),
 )
+PART = Rule("above 0, at most 1", lambda x: 0 < x <= 1)
 WEIGHTS = Rule("not empty, all above 0", lambda given: bool(given) and min(given) > 0)
 SIZES = Rule(
     "each at least 1, at most 100,000", lambda given: all(1 <= size <= 100_000 for size in given)

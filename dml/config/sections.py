@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_type_hints
 
 from dml.catalogue import DATASETS, Parameter
-from dml.config.keys import BACKBONE, SIZES, TRACKER_NAMES, WEIGHTS, key
+from dml.config.keys import BACKBONE, PART, SIZES, TRACKER_NAMES, WEIGHTS, key
 from dml.config.remembering import Memory
 from dml.rules import (
     FOLDER_NAME,
@@ -83,9 +83,7 @@ class Data:
         execution=True,
     )
     verify: bool = key(
-        "compare every shard with its checksum before training",
-        default=False,
-        execution=True,
+        "compare every shard with its checksum before training", default=False, execution=True
     )
     weights: tuple[float, ...] | None = key(
         "of several folders: how many of the classes of every batch come from each, in proportion; "
@@ -121,6 +119,9 @@ class Data:
         default=None,
         rule=between(1, MOST_PIXELS),
         example=72,
+    )
+    smallest_crop: float = key(
+        "smallest share of an image that a training crop shows", default=0.16, rule=PART, later=True
     )
 
     @property
@@ -292,11 +293,7 @@ class Optim:
         rule=INCREASING,
         example=[1200, 2400],
     )
-    gamma: float = key(
-        "factor of the learning rate at a milestone",
-        default=0.1,
-        rule=POSITIVE,
-    )
+    gamma: float = key("factor of the learning rate at a milestone", default=0.1, rule=POSITIVE)
     warmup_steps: int = key(
         "steps of linear warm-up at the start", default=0, rule=between(0, MOST_STEPS)
     )
@@ -330,10 +327,7 @@ class Eval:
         "the K of Recall@K; the default depends on the dataset", rule=KS, example=[1, 10]
     )
     every_steps: int | None = key(
-        "steps between evaluations; null: evaluate at the end only",
-        default=None,
-        rule=STEPS,
-        example=500,
+        "steps between evaluations; null: at the end only", default=None, rule=STEPS, example=500
     )
     validation_classes: float = key(
         "fraction of the training classes held out to choose the best step; needs `eval.every_steps`",
@@ -348,6 +342,11 @@ class Eval:
         example=5,
     )
     untrained: bool = key("also evaluate the test classes before the first step", default=False)
+    frozen: bool = key(
+        "also evaluate, before the first step, the features before the head",
+        default=False,
+        execution=True,
+    )
     test: bool = key(
         "evaluate the test classes at the end; false: never, for runs that settings are chosen by, which "
         "have the score of the held-out classes instead; needs `eval.validation_classes`",

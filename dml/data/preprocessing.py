@@ -25,6 +25,7 @@ class Input:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     channels: Literal["rgb", "bgr"] = "rgb"
     top: float = 1.0  # the value of white: 1.0, or 255.0 for networks that were trained on bytes
+    smallest_crop: float = 0.16  # of the area, in training: the recipe of the paper's authors
     dtype, tensor_dtype = np.uint8, torch.uint8
 
     @property
@@ -66,8 +67,6 @@ class Normalise(nn.Module):
         return x.view(n, h, w, channels).permute(0, 3, 1, 2)
 
 
-# The recipe of the paper's authors: a crop of 16% to 100% of the area.
-SMALLEST_CROP = 0.16
 RATIOS = (3 / 4, 4 / 3)
 LOG_RATIOS = (math.log(RATIOS[0]), math.log(RATIOS[1]))
 
@@ -76,11 +75,14 @@ LOG_RATIOS = (math.log(RATIOS[0]), math.log(RATIOS[1]))
 NUMBERS = 23
 
 
-def random_box(width: int, height: int, numbers: Iterator[float]) -> Box:
-    """A crop of random area and aspect ratio; if none of ten tries fits, the largest centre crop."""
+def random_box(
+    width: int, height: int, numbers: Iterator[float], smallest: float = Input.smallest_crop
+) -> Box:
+    """A crop of random area and aspect ratio; if none of ten tries fits, the largest centre crop.
+    smallest: share of the area."""
     low, high = LOG_RATIOS
     for _ in range(10):
-        area = width * height * (SMALLEST_CROP + (1 - SMALLEST_CROP) * next(numbers))
+        area = width * height * (smallest + (1 - smallest) * next(numbers))
         ratio = math.exp(low + (high - low) * next(numbers))
         w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
         if 0 < w <= width and 0 < h <= height:
@@ -100,7 +102,8 @@ def centre_box(width: int, height: int) -> Box:
 def train_image(data: bytes, spec: Input, numbers: Iterator[float]) -> Image.Image:
     """A random resized crop, flipped with probability 1/2."""
     photo = open_photo(data, spec.size)
-    cropped = photo.resized(random_box(*photo.size, numbers), spec.size)
+    box = random_box(*photo.size, numbers, spec.smallest_crop)
+    cropped = photo.resized(box, spec.size)
     return cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if next(numbers) < 0.5 else cropped
 
 

@@ -81,9 +81,13 @@ def features_in(state: Mapping[str, Tensor], path: Path) -> Features:
     raise unfit(path, "it has no head")
 
 
-def load_backbone(name: str, weights: str) -> Embedder:
-    """A backbone by name that was trained elsewhere, for its features: its head is random."""
-    model, data = Model(backbone=name, weights=weights), Data(dataset="folder", shards="none")
+def load_backbone(
+    name: str, weights: str, size: int | None = None, resize: int | None = None
+) -> Embedder:
+    """A backbone by name that was trained elsewhere, for its features: its head is random. size and
+    resize: as in the section data of a config."""
+    model = Model(backbone=name, weights=weights)
+    data = Data(dataset="folder", shards="none", size=size, resize=resize)
     return make_model(model, data, 0).to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 

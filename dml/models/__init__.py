@@ -92,7 +92,7 @@ def crop(spec: Input, data: config.Data) -> Input:
             f"data.resize = {resize} is smaller than the crop of {size}; set data.resize to at "
             f"least {size} or data.size to at most {resize}"
         )
-    return replace(spec, size=size, resize=resize)
+    return replace(spec, size=size, resize=resize, smallest_crop=data.smallest_crop)
 
 
 def try_size(embedder: Embedder, name: str, own: int) -> None:

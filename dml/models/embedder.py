@@ -78,8 +78,11 @@ class Embedder(nn.Module):
         found: Tensor = self.backbone(x)
         return found
 
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.head(self.dropout(self.features(images)))
+    def forward(self, images: Tensor, head: bool = True) -> Tensor:
+        """head: whether the features go through it; without it, they are the embedding."""
+        x = self.features(images)
+        if head:
+            x = self.head(self.dropout(x))
         # in float32 even under autocast: a bf16 vector does not have unit length
         return normalize(at_least_float32(x))
 

@@ -18,6 +18,7 @@ class Progress:
     best_recall: float = -1.0
     stale: int = 0  # evaluations of the validation classes since the best one
     untrained: dict[str, float] | None = None  # scores of the test classes at step 0
+    frozen: dict[str, float] | None = None  # scores of the features before the head, at step 0
     seconds: float = 0.0
     metrics_size: int = 0  # bytes of metrics.jsonl
 

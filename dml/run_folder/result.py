@@ -36,6 +36,7 @@ def result_of(
         "steps_without_pairs": progress.without_pairs / progress.step,
         "validation_recall@1": progress.best_recall if chosen else None,
         "untrained": progress.untrained,
+        "frozen": progress.frozen,
         "seed": seed,
         "seconds": round(progress.seconds, 3),
         "world_size": plan.processes,
@@ -73,6 +74,11 @@ def summary(folder: Path, result: Mapping[str, Any], config: Config) -> str:
         lines.insert(0, text)
         if after < before:
             lines.insert(1, f"warning: training made it worse; {advice(config)}")
+    if result.get("frozen"):
+        bound = result["frozen"]["recall@1"]
+        after = result.get("recall@1", result["validation_recall@1"])
+        beaten = "" if after > bound else ", which training does not beat: it has failed"
+        lines.insert(-1, f"Recall@1 of the features without a head: {bound:.1%}{beaten}")
     return "\n".join(lines)
 
 
