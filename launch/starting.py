@@ -174,15 +174,18 @@ def run_local(sweep: Sweep, failed: bool) -> int:
     """Run what can be run now, until nothing is left."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # handled like Ctrl-C
     started: set[Identity] = set()
-    while True:
-        before = len(started)
-        for stage in stages(sweep):
-            if run_stage(stage, failed, started) == INTERRUPTED:
-                return INTERRUPTED
-        if not sweep.search or len(started) == before:
-            break
-        print(f"{search_table(sweep, searches(sweep))}\n", flush=True)
-    return final_code(sweep)
+    try:
+        while True:
+            before = len(started)
+            for stage in stages(sweep):
+                if run_stage(stage, failed, started) == INTERRUPTED:
+                    return INTERRUPTED
+            if not sweep.search or len(started) == before:
+                return final_code(sweep)
+            print(f"{search_table(sweep, searches(sweep))}\n", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted between two runs; the same command goes on", flush=True)
+        return INTERRUPTED
 
 
 def run_stage(sweep: Sweep, failed: bool, started: set[Identity]) -> int:

@@ -82,6 +82,7 @@ def server():
 
     def end():
         ours.shutdown(socket.SHUT_RDWR)  # also where a worker of a loader holds a copy
+        ours.close()
         process.wait()
 
     atexit.register(end)

@@ -752,6 +752,17 @@ def test_a_sweep_on_this_machine(tmp_path):
     assert (sweep.runs["good"] / "result.json").stat().st_mtime_ns == before
 
 
+def test_ctrl_c_between_two_runs_is_an_interruption_too(tmp_path, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launch.starting.signal.signal", lambda *_: None)  # of all tests
+    monkeypatch.setattr("launch.starting.format_summary", interrupt)
+    sweep = Sweeping(tmp_path, {"a": {}})
+    assert main(["--sweep", str(sweep.path), "--executor", "local"]) == 75
+    assert capsys.readouterr().out == "interrupted between two runs; the same command goes on\n"
+
+
 @pytest.mark.training
 def test_a_sweep_on_this_machine_is_interrupted_killed_and_continued(tmp_path):
     steps = 60
