@@ -29,8 +29,8 @@ from dml.gpw.engine.workspace import Workspace
 from dml.gpw.memory import compare
 from dml.gpw.weighting import PairLoss
 
-ANCHORS, PER_CLASS, D = 4000, 5, 512
-SMALL, REMEMBERED, SMALL_D = 64, 50_000, 128
+PER_CLASS, D = 5, 512
+SMALL, SMALL_D = 64, 128
 TILE = 1024
 GOAL = "<= 1.6"
 
@@ -78,18 +78,18 @@ def filled(Y: Tensor, labels: Tensor) -> Memory:
     return memory
 
 
-def of_memory(preset: str, loss: PairLoss, columns: int, repeats: int) -> Row:
-    A, labels = vectors(ANCHORS, columns // PER_CLASS, D, seed=1)
+def of_memory(preset: str, loss: PairLoss, anchors: int, columns: int, repeats: int) -> Row:
+    A, labels = vectors(anchors, columns // PER_CLASS, D, seed=1)
     Y, column_labels = vectors(columns, columns // PER_CLASS, D, seed=2)
     limit = "two products"
     ours = remembering(loss, A, labels, filled(Y, column_labels))
     seconds = interleaved({limit: products(A, Y), "ours": ours}, repeats)
-    what = f"memory, {ANCHORS:,} x {columns:,}, {preset}"
+    what = f"memory, {anchors:,} x {columns:,}, {preset}"
     return timed("columns", what, seconds["ours"], limit, seconds[limit], GOAL)
 
 
-def of_towers(preset: str, loss: PairLoss, columns: int, repeats: int) -> Row:
-    x, labels = vectors(ANCHORS, columns // PER_CLASS, D, seed=1)
+def of_towers(preset: str, loss: PairLoss, anchors: int, columns: int, repeats: int) -> Row:
+    x, labels = vectors(anchors, columns // PER_CLASS, D, seed=1)
     y, y_labels = vectors(columns, columns // PER_CLASS, D, seed=2)
     loss_fn, limit = GlobalPairLoss(loss, TILE), "two products per direction"
     leaves = x.clone().requires_grad_(), y.clone().requires_grad_()
@@ -100,18 +100,18 @@ def of_towers(preset: str, loss: PairLoss, columns: int, repeats: int) -> Row:
         loss_fn(leaves[0], labels, leaves[1], y_labels).backward()
 
     seconds = interleaved({limit: products(x, y, both=True), "ours": step}, repeats)
-    what = f"two towers, {ANCHORS:,} x {columns:,}, {preset}"
+    what = f"two towers, {anchors:,} x {columns:,}, {preset}"
     return timed("columns", what, seconds["ours"], limit, seconds[limit], GOAL)
 
 
-def of_small_batch(repeats: int) -> list[Row]:
+def of_small_batch(size: int, repeats: int) -> list[Row]:
     """The memory of a small batch: its time against its products, its bytes against the plan."""
-    A, labels = vectors(SMALL, 10_000, SMALL_D, seed=1)
-    Y, column_labels = vectors(REMEMBERED, 10_000, SMALL_D, seed=2)
+    A, labels = vectors(SMALL, size // PER_CLASS, SMALL_D, seed=1)
+    Y, column_labels = vectors(size, size // PER_CLASS, SMALL_D, seed=2)
     memory, loss = filled(Y, column_labels), make_loss("multi_similarity")
     ours, limit = remembering(loss, A, labels, memory), "two products"
     seconds = interleaved({limit: products(A, Y), "ours": ours}, repeats)
-    what = f"memory, {SMALL} x {REMEMBERED:,} x {SMALL_D}"
+    what = f"memory, {SMALL} x {size:,} x {SMALL_D}"
     rows = [timed("columns", what, seconds["ours"], limit, seconds[limit], "<= 2.5")]
 
     workspace = Workspace()
@@ -122,7 +122,7 @@ def of_small_batch(repeats: int) -> list[Row]:
     assert memory.X is not None
     held = [memory.X, memory.labels, memory.identities, term.gradient, *workspace.buffers.values()]
     measured = sum(x.numel() * x.element_size() for x in held if x is not None)
-    planned = memory_cost(REMEMBERED, 0, SMALL, SMALL_D, TILE).bytes
+    planned = memory_cost(size, 0, SMALL, SMALL_D, TILE).bytes
     value = f"{measured / 2**20:.1f} MiB"
     against = f"the plan, {planned / 2**20:.1f} MiB"
     rows.append(Row("columns", f"{what}: bytes", value, against, measured / planned, "", "<= 1.1"))
@@ -131,16 +131,20 @@ def of_small_batch(repeats: int) -> list[Row]:
 
 def main() -> int:
     parse = parser(__doc__)
+    parse.add_argument(
+        "--small", type=int, default=50_000, help="size of the memory of a small batch"
+    )
+    parse.add_argument("--anchors", type=int, default=4000)
     parse.add_argument("--columns", type=int, nargs="+", default=[50_000, 100_000])
     parse.add_argument("--repeats", type=int, nargs="+", default=[5, 3], help="for each of these")
     args = parse.parse_args()
     as_in_training()
-    rows = of_small_batch(31)
+    rows = of_small_batch(args.small, 31)
     for columns, repeats in zip(args.columns, args.repeats, strict=True):
         for preset, values in PRESETS.items():
             loss = make_loss("multi_similarity", **values)
-            rows.append(of_memory(preset, loss, columns, repeats))
-            rows.append(of_towers(preset, loss, columns, repeats))
+            rows.append(of_memory(preset, loss, args.anchors, columns, repeats))
+            rows.append(of_towers(preset, loss, args.anchors, columns, repeats))
     return finish(rows, args.json)
 
 

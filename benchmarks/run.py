@@ -28,6 +28,7 @@ PARTS = {
     "loss": [],
     "parameters": [],
     "losses": [],
+    "columns": [],
     "proxies": [],
     "loss_memory": [],
     "scale": [],

@@ -12,6 +12,7 @@ from pathlib import Path
 import fleet
 import pytest
 
+from dml.catalogue import PRESETS
 from dml.cost import loss_bytes_sent, proxy_bytes_sent
 from dml.gpw import LOSSES, PROXY_LOSSES
 
@@ -21,6 +22,7 @@ NO_PART = {"measure", "page", "bars", "gpu_loss"}  # shared code, and what needs
 PROGRAMS = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NO_PART)
 SMALL = {
     "caching": "--batch 8 --repeats 1",
+    "columns": "--small 500 --anchors 40 --columns 200 --repeats 1",
     "features": "--vectors 512 --numbers 16 --sizes 64 128 --repeats 1",
     "loader": "shards/bundled/icons-mini --images 320 --repeats 1",
     "loss": "--sizes 40 --repeats 1",
@@ -41,6 +43,15 @@ SMALL = {
 TIME, MEMORY, SIZE, RATE = r"\S+ m?s", r"\S+ MiB", r"\S+ MB", r"\S+ images/s"
 ROWS = {
     "caching": [("8 images in 4 micro-batches", TIME, "the plain step", "<= 1.4")],
+    "columns": [
+        ("memory, 64 x 500 x 128", TIME, "two products", "<= 2.5"),
+        ("memory, 64 x 500 x 128: bytes", MEMORY, r"the plan, \S+ MiB", "<= 1.1"),
+        *(
+            (f"{what}, 40 x 200, {preset}", TIME, f"two products{each}", "<= 1.6")
+            for preset in PRESETS
+            for what, each in [("memory", ""), ("two towers", " per direction")]
+        ),
+    ],
     "features": [
         (
             "batches of 64 vectors of 16 numbers",

@@ -93,6 +93,16 @@ def test_dense_loss_recall_and_retrieval_equal_the_cpu(alone):
 
 
 @pytest.mark.processes
+def test_a_memory_and_two_towers_equal_the_cpu_and_the_host_does_not_wait(alone):
+    """With labels that are known on the CPU, from the second use on."""
+    assert [*alone["columns"]] == IDS
+    for name, found in alone["columns"].items():
+        for cpu, gpu in zip(found["cpu"], found["gpu"], strict=True):
+            torch.testing.assert_close(gpu, cpu, rtol=1e-12, atol=1e-15, msg=name)
+        assert found["waits"] == {}, name
+
+
+@pytest.mark.processes
 def test_a_planted_mix_of_devices_fails(alone):
     assert "mixes devices: [(12, 8)] on the CPU" in alone["mix"]
 

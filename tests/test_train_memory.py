@@ -78,14 +78,14 @@ def test_the_plan_says_what_it_costs_and_the_wire_agrees(curves):
         assert set(sent) <= {planned["loss_bytes_sent"] - labels}
 
 
-def test_killed_and_resumed_to_the_bit(tmp_path, how=2):
+def test_killed_and_resumed_to_the_bit(tmp_path):
     sets = [*MEMORY[:-1], "length.steps=12", "save.every_minutes=1e-9"]
-    straight = Launched(how, tmp_path / "straight", *sets)
+    straight = Launched(2, tmp_path / "straight", *sets)
     assert set(straight.end()) == {0}, straight.said
-    killed = Launched(how, tmp_path / "killed", *sets).until(9)
+    killed = Launched(2, tmp_path / "killed", *sets).until(9)
     killed.rank(0).send_signal(signal.SIGKILL)
     killed.end()
-    resumed = Launched(how, tmp_path / "killed", *sets)
+    resumed = Launched(2, tmp_path / "killed", *sets)
     assert set(resumed.end()) == {0}, resumed.said
     assert "resuming after step" in resumed.said
     assert content(resumed.run) == content(straight.run)

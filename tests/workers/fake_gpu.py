@@ -16,7 +16,7 @@ from fakegpu import FakeGPU
 
 from dml.distributed.collectives import Wire
 from dml.errors import NotFiniteError
-from dml.gpw import LOSSES, GlobalPairLoss, dense_loss, make_loss
+from dml.gpw import LOSSES, GlobalPairLoss, Memory, dense_loss, make_loss
 from dml.gpw.monitor import pair_report
 from dml.recall import recall_at_k, retrieval
 
@@ -76,6 +76,40 @@ def losses(rank, size, grouped, known):
     return results
 
 
+def columns_of(loss, put, before_the_last=lambda: None):
+    """Three steps with a memory, and two of two towers: losses and gradients."""
+    X, labels = batch(m=48, classes=9)
+    with_memory, towers = GlobalPairLoss(loss, memory=Memory(100)), GlobalPairLoss(loss)
+    leaves = [put(X.roll(step, 1)).requires_grad_() for step in range(4)]
+    y, z = put(labels), put(labels.roll(5))
+    for step, leaf in enumerate(leaves[:3]):
+        if step == 2:
+            towers(leaves[3], y, leaves[2], z, all_labels=labels, all_y_labels=labels.roll(5))
+            before_the_last()
+        ids = torch.arange(48) + 20 * step
+        yield with_memory(leaf, y, all_labels=labels, identities=ids), leaf
+    value = towers(leaves[3], y, leaves[2], z, all_labels=labels, all_y_labels=labels.roll(5))
+    yield value, leaves[3]
+
+
+def compared_columns():
+    """For every loss: what the CPU and the fake GPU find, and where the host waits from the second use on."""
+    results = {}
+    for name, variant in zip(IDS, VARIANTS, strict=True):
+        loss, found = make(variant), {}
+        with FakeGPU() as gpu:
+            for where, put in (("cpu", torch.clone), ("gpu", gpu.put)):
+                steps = []
+                for value, leaf in columns_of(loss, put, gpu.reset):
+                    leaf.grad = None
+                    value.backward()
+                    steps.append((value.detach(), leaf.grad))
+                waits = dict(gpu.waits)
+                found[where] = [(value.cpu(), gradient.cpu()) for value, gradient in steps]
+        results[name] = {**found, "waits": waits}
+    return results
+
+
 def measures(where):
     """The dense loss, recall and the other measures of retrieval."""
     X, labels = batch(m=48, classes=9)
@@ -132,7 +166,7 @@ def launches(m, W, d=512):
             X = gpu.put(torch.empty(m // W, d, device="meta")).requires_grad_()
             for _ in range(2):
                 gpu.reset()
-                loss_fn(X, labels[: m // W], labels).backward()
+                loss_fn(X, labels[: m // W], all_labels=labels).backward()
             found[name] = sum(gpu.launches.values())
             assert not gpu.waits
     for name, function in original.items():
@@ -157,7 +191,7 @@ def not_finite():
 
 def alone(out):
     results = {where: measures(where) for where in ("cpu", "gpu")}
-    results |= {"mix": planted_mix(), "nan": not_finite()}
+    results |= {"mix": planted_mix(), "nan": not_finite(), "columns": compared_columns()}
     results["launches"] = {(m, W): launches(m, W) for m, W in SIZES}
     torch.save(results, Path(out) / "alone.pt")
 
