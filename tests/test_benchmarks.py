@@ -13,8 +13,8 @@ import fleet
 import pytest
 
 from dml.catalogue import PRESETS
-from dml.cost import loss_bytes_sent
-from dml.gpw import LOSSES
+from dml.cost import loss_bytes_sent, proxy_bytes_sent
+from dml.gpw import LOSSES, PROXY_LOSSES
 
 ROOT = Path(__file__).parents[1]
 HERE = ROOT / "benchmarks"
@@ -29,6 +29,7 @@ SMALL = {
     "parameters": "--sizes 100 --repeats 1",
     "loss_memory": "--sizes 1024 2048 --repeats 1",
     "losses": "--m 40 --repeats 1",
+    "proxies": "--m 40 --d 8 --classes 90 --many 400 --many-m 40 --repeats 1",
     "recall": "--n 2000 --d 16 --repeats 1",
     "remote": "shards/bundled/icons-mini --images 160 --megabytes 1 --repeats 1",
     "scale": "--m 1024 --d 16 --repeats 1",
@@ -121,6 +122,23 @@ ROWS = {
         ("recall_surrogate, m = 40, 4 per class, middle", TIME, "two products", "<= 6"),
         ("smooth_ap, m = 40, 4 per class, middle", TIME, "two products", "<= 6"),
         ("recall_surrogate query by query, m = 40, 4 per class, middle", TIME, "ours", ""),
+    ],
+    "proxies": [
+        *(
+            (f"{what}, {name}, 400 classes x 128, m = 40, W = 4", value, against, goal)
+            for name, anchors in [("proxy_anchor", "proxies"), ("arcface", "samples")]
+            for what, value, against, goal in [
+                ("sent", f"{proxy_bytes_sent(40, 128, 4, anchors):,} bytes", "the plan", "== 1"),
+                ("sent", r"\S+ bytes", r"\S+ MiB, replicated", ""),
+                ("memory", MEMORY, "the plan", "<= 1.15"),
+                ("memory", MEMORY, r"\S+ MiB, replicated", ""),
+            ]
+        ),
+        *(
+            (f"{name}, 40 x 90, d = 8", TIME, against, goal)
+            for name in PROXY_LOSSES
+            for against, goal in [("two products", "<= 1.6"), ("three products", "")]
+        ),
     ],
     "recall": [
         ("recall, 2,000 x 16", TIME, "product", "<= 1.4"),

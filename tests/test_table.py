@@ -57,7 +57,7 @@ def test_the_page_of_losses_has_a_row_for_each_with_its_parameters():
     page = (Path(__file__).parents[1] / "docs" / "losses.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
     found = {row[0].strip("`"): row[-3] for row in rows}
-    assert found == {name: ", ".join(LOSS_PARAMETERS[name]) for name in LOSSES}
+    assert found == {name: ", ".join(LOSS_PARAMETERS[name]) for name in LOSS_PARAMETERS}
 
 
 def test_the_command_prints_the_table():

@@ -180,8 +180,8 @@ class GlobalProxyLoss(nn.Module):
 def through_normalisation(dP: Tensor, P: Tensor, lengths: Tensor) -> None:
     """The gradient dp of p = v / |v| becomes that of v, dv = (dp - <dp, p> p) / |v|; P is overwritten. Some
     rows at a time: a product of all would be as large as the proxies."""
-    for rows in zip(dP.split(CHUNK), P.split(CHUNK), lengths.split(CHUNK), strict=True):
-        some, p, length = rows
+    parts = (torch.split(x, CHUNK) for x in (dP, P, lengths))
+    for some, p, length in zip(*parts, strict=True):
         some.sub_(p.mul_((some * p).sum(1, keepdim=True))).div_(length)
 
 
