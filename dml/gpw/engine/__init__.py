@@ -25,6 +25,7 @@ The modules, from the ground up:
 - `rectangle` (RectangleSweeps, RectangleBlock, of_rows, one_sweep_suffices): sweeps of anchors over columns
   that are not the batch
 - `proxies` (sweep, PositivePairs, Positives, add_positives): one sweep over samples and proxies
+- `both_ways` (BothWays): sweeps over a rectangle whose columns are anchors too, for a process alone
 - `symmetric` (SymmetricSweeps): sweeps over half of S, for a process alone
 - `one_tile` (OneTileSweeps): mined multi-similarity of a batch that is a single tile
 - `triton_probe` (probe): whether Triton can run a kernel here
