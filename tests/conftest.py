@@ -36,6 +36,7 @@ LONGEST = (
     "test_endings.py",
     "test_slurm.py",
     "test_train_processes.py",
+    "test_train_proxies.py",
     "test_train_memory.py",
     "test_columns_processes.py",
     "test_benchmarks.py",
