@@ -33,6 +33,7 @@ LONGEST = (
     "test_train_resume.py",
     "test_triton.py",
     "test_train_processes.py",
+    "test_train_proxies.py",
     "test_train_memory.py",
     "test_columns_processes.py",
     "test_benchmarks.py",

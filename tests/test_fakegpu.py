@@ -1,6 +1,7 @@
 """The losses, recall and the report of pairs on a fake GPU (tests/fakegpu.py): they equal the CPU, the
 host does not wait for them, and they launch few kernels."""
 
+import proxies
 import pytest
 import torch
 from batches import IDS
@@ -97,6 +98,15 @@ def test_a_memory_and_two_towers_equal_the_cpu_and_the_host_does_not_wait(alone)
     """With labels that are known on the CPU, from the second use on."""
     assert [*alone["columns"]] == IDS
     for name, found in alone["columns"].items():
+        for cpu, gpu in zip(found["cpu"], found["gpu"], strict=True):
+            torch.testing.assert_close(gpu, cpu, rtol=1e-12, atol=1e-15, msg=name)
+        assert found["waits"] == {}, name
+
+
+@pytest.mark.processes
+def test_losses_of_proxies_equal_the_cpu_and_the_host_does_not_wait(alone):
+    assert [*alone["proxies"]] == proxies.IDS
+    for name, found in alone["proxies"].items():
         for cpu, gpu in zip(found["cpu"], found["gpu"], strict=True):
             torch.testing.assert_close(gpu, cpu, rtol=1e-12, atol=1e-15, msg=name)
         assert found["waits"] == {}, name

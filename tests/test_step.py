@@ -12,7 +12,7 @@ from batches import batch
 from fleet import ROOT, WORKERS, launch, run
 
 from dml.errors import NotFiniteError
-from dml.gpw import GlobalPairLoss, make_loss
+from dml.gpw import GlobalPairLoss, GlobalProxyLoss, make_loss
 from dml.step import backward, update
 from launch.zero import accelerate_variables
 
@@ -156,6 +156,39 @@ def test_a_step_that_is_not_finite_is_never_applied(accelerator, bad, in_gradien
         )
     assert torch.equal(model.weight, before)
     assert prepared == [1]  # the next batch was prepared while the GPU worked
+
+
+@pytest.mark.parametrize("where", ["embeddings", "proxies"])
+def test_a_step_that_is_not_finite_leaves_weights_and_proxies(accelerator, where):
+    """Also if the gradient of the proxies alone is not."""
+    X, labels = batch(m=30)
+    labels = labels % 12
+    model = torch.nn.Linear(8, 8).double()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loss_fn = GlobalProxyLoss(make_loss("proxy_anchor"), 12, 8).double()
+    of_loss = torch.optim.Adam(loss_fn.parameters(), lr=0.1)
+
+    def step(bad):
+        if bad and where == "embeddings":
+            return update(accelerator, model, loss_fn, optimizer, X * torch.nan, labels)
+        if bad:
+            with torch.no_grad():
+                loss_fn.proxies[3] = 1e-320  # its direction has an infinite slope
+        given = accelerator, model, loss_fn, optimizer, X, labels
+        return update(*given, loss_optimizer=of_loss)
+
+    before = model.weight.detach().clone()
+    step(bad=False)
+    assert not torch.equal(model.weight, before)
+    before, proxies = model.weight.detach().clone(), loss_fn.proxies.detach().clone()
+    with pytest.raises(NotFiniteError):
+        step(bad=True)
+    assert torch.equal(model.weight, before)
+    if where == "embeddings":
+        assert torch.equal(loss_fn.proxies, proxies)
+    else:
+        assert loss_fn.proxies[3, 0] == 1e-320
+        assert torch.equal(loss_fn.proxies[4:], proxies[4:])
 
 
 def test_the_graph_of_one_micro_batch_is_alive_at_a_time(accelerator):

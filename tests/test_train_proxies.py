@@ -23,6 +23,7 @@ RUNS = {
     "sgd": [*ANCHOR, "loss.name=arcface", "optim.name=sgd", EXACT],
     "adamw": [*ANCHOR, "loss.name=arcface", "optim.name=adamw", EXACT],
     "held out": [*ANCHOR, "eval.validation_classes=0.2", "eval.every_steps=6", EXACT],
+    "sigmoid": [*ANCHOR, "loss.name=pairwise_sigmoid", "loss.learn=true", EXACT],
     "plain": ANCHOR,
     "bf16": [*ANCHOR, "engine.precision=bf16"],
 }
@@ -55,9 +56,12 @@ def test_a_run_is_the_same_for_any_number_of_processes(folders, name):
         run = folders[processes] / name
         assert losses(run) == pytest.approx(alone, rel=tolerance)
         found = learned(run)
-        slots = 1 if name == "sgd" else 2
-        assert len(found) == 1 + slots
-        assert found["proxies"].shape == (400 if name == "held out" else 500, 32)
+        if name == "sigmoid":
+            assert [key for key in found if "/" not in key] == ["learned.b", "learned.log_t"]
+            assert found["learned.b"].item() != -10
+        else:
+            assert len(found) == (2 if name == "sgd" else 3)
+            assert found["proxies"].shape == (400 if name == "held out" else 500, 32)
         if EXACT in RUNS[name]:
             for key, x in found.items():
                 torch.testing.assert_close(x, of_alone[key], rtol=1e-7, atol=1e-10)

@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import proxies
 from batches import IDS, VARIANTS, batch, make
 from fakegpu import FakeGPU
 
 from dml.distributed.collectives import Wire
 from dml.errors import NotFiniteError
-from dml.gpw import LOSSES, GlobalPairLoss, Memory, dense_loss, make_loss
+from dml.gpw import LOSSES, GlobalPairLoss, GlobalProxyLoss, Memory, dense_loss, make_loss
 from dml.gpw.monitor import pair_report
 from dml.recall import recall_at_k, retrieval
 
@@ -110,6 +111,24 @@ def compared_columns():
     return results
 
 
+def compared_proxies():
+    """For every loss of proxies: two steps on the CPU and on the fake GPU, and waits of the second."""
+    X, labels = batch(m=48, classes=9)
+    labels, results = (labels + 5) % 40, {}
+    for name, variant in zip(proxies.IDS, proxies.VARIANTS, strict=True):
+        found = {}
+        with FakeGPU() as gpu:
+            for where, put in (("cpu", torch.clone), ("gpu", gpu.put)):
+                loss_fn = GlobalProxyLoss(proxies.make(variant), 40, X.shape[1]).double()
+                loss_fn.proxies = torch.nn.Parameter(put(loss_fn.proxies.detach()))
+                steps = steps_of(loss_fn, X, labels, labels, put, gpu.reset)
+                waits = dict(gpu.waits)
+                steps.append((loss_fn.gradient_norm, loss_fn.proxies.grad))
+                found[where] = [(value.cpu(), gradient.cpu()) for value, gradient in steps]
+        results[name] = {**found, "waits": waits}
+    return results
+
+
 def measures(where):
     """The dense loss, recall and the other measures of retrieval."""
     X, labels = batch(m=48, classes=9)
@@ -192,6 +211,7 @@ def not_finite():
 def alone(out):
     results = {where: measures(where) for where in ("cpu", "gpu")}
     results |= {"mix": planted_mix(), "nan": not_finite(), "columns": compared_columns()}
+    results["proxies"] = compared_proxies()
     results["launches"] = {(m, W): launches(m, W) for m, W in SIZES}
     torch.save(results, Path(out) / "alone.pt")
 
