@@ -21,7 +21,13 @@ from launch.sweep import Sweep, plan_all, read_sweep
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
-OURS = ["cars196_small", "features", "icons", "icons_mini", "your_images"]  # not of the paper, for a CPU
+OURS = [
+    "cars196_small",
+    "features",
+    "icons",
+    "icons_mini",
+    "your_images",
+]  # not of the paper, for a CPU
 OTHER_PAPERS = ["sop_recall_surrogate"]
 PAPER = [name for name in CONFIGS if name not in (*OURS, *OTHER_PAPERS)]
 FILES = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
