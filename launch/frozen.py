@@ -64,7 +64,6 @@ def verdicts(study: Study) -> Iterator[str]:
             names = f"{', '.join(failed[:SHOWN])}{more}"
             yield f"{they} A failure: {'none of the rows beats them' if every else some} ({names})."
         elif means:
-            low, high = (
-                100 * (score - bound) for score in (min(means.values()), max(means.values()))
-            )
-            yield f"{they} Every row beats them, by {low:.2f} to {high:.2f} points."
+            gains = [f"{100 * (score - bound):.2f}" for score in means.values()]
+            by = " to ".join(dict.fromkeys((min(gains, key=float), max(gains, key=float))))
+            yield f"{they} Every row beats them, by {by} points."
