@@ -200,9 +200,7 @@ class ComparedTogether:
         self.sweeps = BothWays(loss, x.X, y.X, there.to(device), back.to(device), tile, workspace)
         self.t = self.sweeps.statistics()
         values = [
-            loss.totals_of_anchors(t) / tower.count
-            if loss.has_anchors
-            else loss.totals_of_batch(t)
+            loss.totals_of_anchors(t) / tower.count if loss.has_anchors else loss.totals_of_batch(t)
             for t, tower in zip(self.t, (x, y), strict=True)
         ]
         self.value = (values[0] + values[1]) / 2
