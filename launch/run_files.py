@@ -110,7 +110,9 @@ def read_speeds(folder: Path) -> list[float]:
 def _sound_lines(path: Path, tests: Mapping[str, Test]) -> list[dict[str, Any]]:
     """The lines with a step; damaged lines are skipped, unless there are no others."""
     lines = read_lines(path)
-    sound = [line for line in lines if "step" in line and wrong_key(line, tests) is None]
+    sound = [
+        line for line in lines if line.get("step") is not None and wrong_key(line, tests) is None
+    ]
     if lines and not sound:
         raise DamagedError(path, "none of its lines is one that a run writes")
     return sound

@@ -248,6 +248,8 @@ def with_value(key, value):
     tree = json.loads(json.dumps(BASE))
     if section == "length":
         tree["length"] = {}
+    if section == "memory":  # whose other keys need a size
+        tree["memory"] = {"size": 80, "from_step": 0}
     tree.setdefault(section, {})[name] = value
     if key in LOSSES:
         tree["loss"]["name"] = LOSSES[key]

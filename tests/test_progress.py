@@ -105,7 +105,7 @@ def reported(clock, monkeypatch, capsys):
     def steps(count, before=0, log_steps=2):
         config = load(ROOT / "configs/icons_mini.yaml", [f"run.log_steps={log_steps}"])
         said, progress = Said(), Progress(step=before)
-        found = reporter.Reporter(said, said, plan(config), config.run, Loss(), Timing(), progress)
+        found = reporter.Reporter(said, said, plan(config), config, Loss(), Timing(), progress)
         for _ in range(count):
             clock.now += 20
             progress.count(0.5, 0)

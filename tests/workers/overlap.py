@@ -70,7 +70,7 @@ def make_run(gpu):
         data=SimpleNamespace(workers=0, prefetch=1, cache=None),
         engine=SimpleNamespace(micro_batch=None),
         eval=SimpleNamespace(
-            every_steps=None, untrained=False, validation_classes=0, patience=None
+            every_steps=None, untrained=False, frozen=False, validation_classes=0, patience=None
         ),
         optim=SimpleNamespace(lr=0.1, warmup_steps=0, schedule="constant"),
         run=SimpleNamespace(seed=0),
