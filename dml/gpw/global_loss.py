@@ -248,15 +248,11 @@ class GlobalPairLoss(nn.Module):
             towers = Towers(both[0], both[1], given, self.wire)
             self.check_norms(towers.norms)
             tile = self.tile_on(inputs[0].device)
-            value, there, back = compare_towers(self.loss, towers, tile, self.workspace, self.wire)
-            value, slopes = self.slopes_of(value)
+            compared = compare_towers(self.loss, towers, tile, self.workspace, self.wire)
+            value, slopes = self.slopes_of(compared.value)
             if not inputs[0].is_cpu:
                 value = value.add(towers.norms.dot(towers.norms), alpha=0)
-            # before the other direction's, which is in memory of its own
-            ways = ((there, back), (back, there))
-            gradients = [
-                a.gradient(b, scale) if w else None for (a, b), w in zip(ways, wanted, strict=True)
-            ]
+            gradients = compared.gradients(scale, wanted)
         pairs = [(X, dX) for X, dX in zip(inputs, gradients, strict=True) if dX is not None]
         if not pairs:
             return value.to(inputs[0].dtype, copy=True)

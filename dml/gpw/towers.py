@@ -13,12 +13,14 @@ direction's anchors.
     second sweeps: dL/dx_own from S, the statistics of row i as anchor and of column j as anchor;
                    dL/dy_own alike
 
-Backward sends nothing, as for one batch.
+Backward sends nothing, as for one batch. One process alone uses S for both directions (`engine.both_ways`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,9 +28,11 @@ from torch import Tensor
 from dml.distributed.collectives import Wire
 from dml.gpw.checks import row_norms
 from dml.gpw.columns import Matches
+from dml.gpw.engine.both_ways import BothWays
 from dml.gpw.engine.rectangle import RectangleSweeps
 from dml.gpw.engine.views import AnchorSet, select
 from dml.gpw.engine.workspace import Workspace
+from dml.gpw.grouping import copied
 from dml.gpw.statistics import Scope, Statistics, constant
 from dml.gpw.weighting import PairLoss
 
@@ -103,9 +107,8 @@ class Direction:
     ) -> None:
         self.loss, self.anchors = loss, anchors
         on_host = Matches.of(anchors.labels, columns.labels)
-        every = not loss.has_anchors or bool(on_host.has_column.all())
         matches = on_host.to(anchors.X.device)
-        self.is_anchor = None if every else matches.has_column
+        self.is_anchor = anchors_of(loss, on_host, anchors.X.device)
         mine = matches.select(anchors.where)
         self.sweeps = RectangleSweeps(
             loss, anchors.own, columns.X, mine, tile, workspace, buffer=buffer
@@ -151,16 +154,78 @@ class Direction:
         return out
 
 
+class Compared(Protocol):
+    """Two towers after the first sweeps. value: with slopes, if something is learned."""
+
+    value: Tensor
+
+    def gradients(self, scale: float, wanted: Sequence[bool]) -> list[Tensor | None]:
+        """Of the own x and of the own y, where they are wanted."""
+
+
+class ComparedApart:
+    """On several processes, which know the statistics of each other's anchors: each direction has its
+    own sweeps."""
+
+    def __init__(
+        self, loss: PairLoss, towers: Towers, tile: int, workspace: Workspace, wire: Wire
+    ) -> None:
+        there = Direction(loss, towers.x, towers.y, tile, workspace, "S")
+        back = Direction(loss, towers.y, towers.x, tile, workspace, "S of the other tower")
+        parts = there.shared(), back.shared()
+        sums_there, sums_back, *gathered = wire.gather(
+            there.own_sum(), back.own_sum(), *parts[0], *parts[1]
+        )
+        there.learn(sums_there, gathered[: len(parts[0])])
+        back.learn(sums_back, gathered[len(parts[0]) :])
+        self.value = (there.value + back.value) / 2
+        self.directions = there, back
+
+    def gradients(self, scale: float, wanted: Sequence[bool]) -> list[Tensor | None]:
+        there, back = self.directions
+        ways = zip(((there, back), (back, there)), wanted, strict=True)
+        return [
+            anchors.gradient(others, scale) if asked else None for (anchors, others), asked in ways
+        ]
+
+
+class ComparedTogether:
+    """On one process: the sweeps serve both directions."""
+
+    def __init__(self, loss: PairLoss, towers: Towers, tile: int, workspace: Workspace) -> None:
+        self.loss, self.x, self.y = loss, towers.x, towers.y
+        x, y, device = self.x, self.y, self.x.X.device
+        there, back = Matches.of(x.labels, y.labels), Matches.of(y.labels, x.labels)
+        self.are_anchors = [anchors_of(loss, matches, device) for matches in (there, back)]
+        self.sweeps = BothWays(loss, x.X, y.X, there.to(device), back.to(device), tile, workspace)
+        self.t = self.sweeps.statistics()
+        values = [
+            loss.totals_of_anchors(t) / tower.count if loss.has_anchors else loss.totals_of_batch(t)
+            for t, tower in zip(self.t, (x, y), strict=True)
+        ]
+        self.value = (values[0] + values[1]) / 2
+
+    def gradients(self, scale: float, wanted: Sequence[bool]) -> list[Tensor | None]:
+        if not any(wanted):
+            return [None, None]
+        mine, others = (self.loss.divisor(tower.count) for tower in (self.x, self.y))
+        rows = AnchorSet(self.t[0], self.are_anchors[0])
+        columns = AnchorSet(self.t[1], self.are_anchors[1], mine / others)
+        dx, dy = torch.zeros_like(self.x.X), torch.zeros_like(self.y.X) if wanted[1] else None
+        self.sweeps.gradient(rows, columns, scale / (2 * mine), dx, dy)
+        return [dx if wanted[0] else None, dy]
+
+
+def anchors_of(loss: PairLoss, on_host: Matches, device: torch.device) -> Tensor | None:
+    """Which samples have a column of their class; None: all, or the loss has no anchors."""
+    if not loss.has_anchors or bool(on_host.has_column.all()):
+        return None
+    return copied(on_host.has_column, device)
+
+
 def compare_towers(
     loss: PairLoss, towers: Towers, tile: int, workspace: Workspace, wire: Wire
-) -> tuple[Tensor, Direction, Direction]:
-    """The loss, with slopes if something is learned, and both directions, which know the gradient of their own anchors."""
-    there = Direction(loss, towers.x, towers.y, tile, workspace, "S")
-    back = Direction(loss, towers.y, towers.x, tile, workspace, "S of the other tower")
-    parts = there.shared(), back.shared()
-    sums_there, sums_back, *gathered = wire.gather(
-        there.own_sum(), back.own_sum(), *parts[0], *parts[1]
-    )
-    there.learn(sums_there, gathered[: len(parts[0])])
-    back.learn(sums_back, gathered[len(parts[0]) :])
-    return (there.value + back.value) / 2, there, back
+) -> Compared:
+    if wire.size == 1:
+        return ComparedTogether(loss, towers, tile, workspace)
+    return ComparedApart(loss, towers, tile, workspace, wire)

@@ -24,7 +24,11 @@ The modules, from the ground up:
 - `rows` (RowSweeps): sweeps over blocks of rows, for any batch
 - `rectangle` (RectangleSweeps, RectangleBlock, of_rows, one_sweep_suffices): sweeps of anchors over columns
   that are not the batch
+<<<<<<< HEAD
 - `proxies` (sweep, PositivePairs, Positives, add_positives): one sweep over samples and proxies
+=======
+- `both_ways` (BothWays): sweeps over a rectangle whose columns are anchors too, for a process alone
+>>>>>>> columns
 - `symmetric` (SymmetricSweeps): sweeps over half of S, for a process alone
 - `one_tile` (OneTileSweeps): mined multi-similarity of a batch that is a single tile
 - `triton_probe` (probe): whether Triton can run a kernel here

@@ -15,7 +15,7 @@ Shapes: R anchors of a block, C columns, K slots (the largest class among the co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +46,7 @@ class RectangleSweeps:
     anchors: A, own rows of this process. columns: Y. matches: which columns are of the anchors' classes,
     for exactly these anchors. cutting: how S is cut; None: as suits the device. buffer: the name of the
     memory of S in the workspace; sweeps that are alive at the same time need different ones.
+    of_positives: S in the slots of some anchors, where it is known already.
     """
 
     def __init__(
@@ -59,16 +60,17 @@ class RectangleSweeps:
         cutting: Cutting | None = None,
         make_kernel: MakeKernel = choose_kernel,
         buffer: str = "S",
+        of_positives: Callable[[slice], Tensor] | None = None,
     ) -> None:
         assert len(columns) == matches.count
         assert len(anchors) == len(matches.start)
         self.loss, self.A, self.Y, self.matches, self.tile = loss, anchors, columns, matches, tile
-        self.workspace, self.buffer = workspace, buffer
+        self.workspace, self.buffer, self.of_positives = workspace, buffer, of_positives
         R, C, size = len(anchors), len(columns), anchors.element_size()
         cutting = cutting or workspace.cutting(anchors.device)
         self.keeps = R * C * size <= cutting.kept_bytes
         rows = rows_at_a_time(R, C, tile, size, cutting)
-        self.spans = spans(R, rows)
+        self.spans, self.columns = spans(R, rows), spans(C, tile)
         # One more column than there are: empty slots read and write it.
         width = (C // ALIGNED + 1) * ALIGNED
         self.S = workspace.buffer(buffer, (R if self.keeps else rows, width), anchors)
@@ -159,7 +161,8 @@ class RectangleBlock:
         C = len(sweeps.Y)
         self.S = padded[:, :C]
         padded[:, C:] = 0
-        self.S_pos = padded.gather(1, slots.columns)
+        known = sweeps.of_positives
+        self.S_pos = padded.gather(1, slots.columns) if known is None else known(span)
         self.keep: Tensor | None = None
         if sweeps.loss.weighting.ignores_minus_inf:
             padded.scatter_(1, slots.columns, -torch.inf)
@@ -176,7 +179,7 @@ class RectangleBlock:
 
     def tiles(self) -> Iterator[Tile]:
         keep = self.negatives()
-        for columns in spans(self.S.shape[1], self.sweeps.tile):
+        for columns in self.sweeps.columns:
             kept = None if keep is None else keep[:, columns]
             yield Tile(columns, self.S[:, columns], kept)
 
