@@ -12,6 +12,7 @@ from runs import Launched
 
 from dml.config import load
 from dml.distributed.workers import loader_workers
+from dml.gpw import make_loss
 from dml.gpw.monitor import PairReport
 from dml.plan import main as plan_program
 from dml.plan import plan
@@ -95,7 +96,7 @@ def reported(clock, monkeypatch, capsys):
     monkeypatch.setattr(reporter, "pair_report", lambda *arguments: nothing)
 
     class Loss:
-        loss, tile = None, 16
+        loss, memory = make_loss("multi_similarity"), None
         wire = type("Wire", (), {"bytes_sent": 0})
 
     class Timing:
