@@ -81,7 +81,7 @@ def make_run(gpu):
     model = Slow(gpu).to(device)
     groups = [{"params": list(model.parameters()), "lr_factor": 1.0}]
     run.model, run.optimizer = model, torch.optim.SGD(groups, lr=0.1)
-    run.loss_fn = GlobalPairLoss(make_loss("multi_similarity"))
+    run.loss_fn, run.loss_optimizer = GlobalPairLoss(make_loss("multi_similarity")), None
     run.saver = SimpleNamespace(age=lambda: 0.0, save=nothing)
     return run
 
