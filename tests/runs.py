@@ -70,6 +70,13 @@ def losses(run):
     return [line["loss"] for line in lines(run) if "loss" in line]
 
 
+def scalars(run):
+    """The names of the scalars in TensorBoard's files."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return set(EventAccumulator(str(run)).Reload().Tags()["scalars"])
+
+
 def result(run):
     return json.loads((run / "result.json").read_text())
 

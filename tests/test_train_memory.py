@@ -15,6 +15,7 @@ from runs import (
     lines,
     losses,
     run,
+    scalars,
     train_several,
 )
 from safetensors.torch import load_file
@@ -63,6 +64,7 @@ def test_the_memory_begins_where_it_says(curves):
     shares = [line["anchors_with_memory"] for line in lines(curves / "one") if "loss" in line]
     assert shares[:5] == [None, None, None, 0, 0]
     assert all(0.3 < share <= 1 for share in shares[5:])
+    assert "pairs/anchors_with_memory" in scalars(curves / "one")
     assert "anchors_with_memory" not in lines(curves / "without")[0]
     assert not (checkpoints(curves / "without")[-1] / "memory.safetensors").exists()
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from runs import Launched, checkpoints, content, lines, losses, train_several
+from runs import Launched, checkpoints, content, lines, losses, scalars, train_several
 from safetensors.torch import load_file
 
 from dml.catalogue import PROXY_LOSSES
@@ -77,6 +77,7 @@ def test_every_proxy_learns_and_the_norm_of_its_gradient_is_logged(folders):
     for line in [each for each in lines(folders[1] / "proxy_anchor") if "loss" in each]:
         assert line["loss_gradient_norm"] > 0
         assert "anchors_mined" not in line
+    assert "train/loss_gradient_norm" in scalars(folders[1] / "proxy_anchor")
     m = learned(folders[1] / "proxy_anchor")["proxies/exp_avg"]
     assert (m.abs().sum(1) > 0).all(), "every proxy has negatives"
 
