@@ -111,6 +111,7 @@ def test_under_zero_it_is_the_same_run(curves, tmp_path, stage):
             "must hold the embeddings of at least one batch, which has 200 images",
         ),
         (["memory.size=200"], "the memory would never be used: the run has 30 steps"),
+        (["memory.size=200", "loss.name=arcface"], "arcface compares images with proxies"),
         (["memory.from_step=3"], "has no effect without memory.size"),
         (["memory.size=1000000000", "model.embedding_size=100000"], "of memory per process"),
     ],
