@@ -26,6 +26,7 @@ from launch.status import (
     count_states,
     format_status,
     status_of,
+    wait_for_leaving,
 )
 from launch.submission import (
     QueuedJob,
@@ -193,6 +194,7 @@ def run_stage(sweep: Sweep, failed: bool, started: set[Identity]) -> int:
     from launch.local import run_here
 
     plans = plan_all(sweep)
+    wait_for_leaving(sweep.runs)
     statuses = collect_status(sweep, plans)
     todo = checked_runs_to_start(sweep, statuses, failed=failed)
     print(format_summary(sweep, statuses), flush=True)

@@ -1,6 +1,7 @@
 """The state of the runs of a sweep, read from their folders and from Slurm's queue."""
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -179,6 +180,22 @@ def hold_run(folder: Path) -> Iterator[int]:
 
 def is_running_here(folder: Path) -> bool:
     return is_locked(folder / LOCAL_LOCK)
+
+
+def wait_for_leaving(runs: Sequence[SweepRun]) -> None:
+    """Processes whose launcher was killed save and leave within seconds. Until then their runs look as if
+    another launcher worked on them."""
+    deadline = time.monotonic() + PATIENCE
+    folders = [folder_of(run.config) for run in runs]
+    while any(map(seems_running, folders)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def seems_running(folder: Path) -> bool:
+    try:
+        return is_running_here(folder)
+    except OSError:  # `status_of` says what is wrong with its lock
+        return False
 
 
 # ---- text -----------------------------------------------------------------------------------------

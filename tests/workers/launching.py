@@ -4,7 +4,8 @@
 
 PROGRAM runs as `__main__`. A process that it starts as `python SCRIPT ...` is its child as ever, with
 the session, folder, files, signals and environment that it gives it, and with the first
-sitecustomize.py of PYTHONPATH; only a new interpreter there is none.
+sitecustomize.py of PYTHONPATH; only a new interpreter there is none. A launcher that has threads, such as
+torchrun's, starts its processes as ever.
 """
 
 import atexit
@@ -26,7 +27,10 @@ def execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, 
     python, *script = [os.fspath(word) for word in args]
     if script[:1] == ["-u"]:  # of torch's launcher
         del script[0]
-    if python != sys.executable or not script[0].endswith(".py"):
+    alone = (
+        len(os.listdir("/proc/self/task")) == 1
+    )  # a lock that another thread holds stays locked in a fork
+    if python != sys.executable or not script[0].endswith(".py") or not alone:
         execute(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
         return
     sys.stdout.flush()
