@@ -15,7 +15,8 @@ How it is computed:
 - `columns` (Matches, Slots): anchors against other vectors than the batch
 - `engine`: S in tiles
 - `memory` (Memory, MemoryTerm, compare): the batch against the embeddings of earlier steps
-- `towers` (Towers, ComparedApart, ComparedTogether, compare_towers, problem_of_towers): one set of embeddings against another
+- `towers` (Towers, ComparedApart, ComparedTogether, compare_towers, problem_of_towers): one set of
+  embeddings against another
 - `known_gradient` (KnownGradient): a value with its gradient, for autograd
 - `global_loss` (GlobalPairLoss, triton_problem): the loss of all processes, as a module
 - `proxy_loss` (GlobalProxyLoss): the same with proxies of classes, which the processes share out

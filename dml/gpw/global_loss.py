@@ -360,9 +360,10 @@ def share_statistics(
     wire: Wire,
     term: MemoryTerm | None = None,
 ) -> tuple[Tensor, Statistics]:
-    """The loss, with slopes if something is learned, and the statistics of all m rows that its weights use, from those of the own rows.
-    Sums over processes are taken in the order of ranks, so all processes get the same bits. term: what a
-    memory adds to the loss; its sum over the own anchors is sent as part of that of the batch."""
+    """The loss, with slopes if something is learned, and the statistics of all m rows that its weights
+    use, from those of the own rows. Sums over processes are taken in the order of ranks, so all processes
+    get the same bits. term: what a memory adds to the loss; its sum over the own anchors is sent as part
+    of that of the batch."""
     if loss.has_anchors:
         own_sum = loss.totals_of_anchors(own)
     else:

@@ -102,9 +102,9 @@ class Memory:
 class MemoryTerm:
     """The memory's part of the loss, with its weight.
 
-    own_sum: over the own anchors, to be divided by m; with slopes, if something is learned. value: of a loss that is one number of the whole
-    batch, the same on all processes; None: of any other. gradient: of the own rows, in the order of this
-    process's embeddings; None: not asked for.
+    own_sum: over the own anchors, to be divided by m; with slopes, if something is learned. value: of a
+    loss that is one number of the whole batch, the same on all processes; None: of any other. gradient: of
+    the own rows, in the order of this process's embeddings; None: not asked for.
     """
 
     own_sum: Tensor
