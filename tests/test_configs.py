@@ -31,12 +31,12 @@ OURS = [
 OTHER_PAPERS = ["sop_recall_surrogate"]
 PAPER = [name for name in CONFIGS if name not in (*OURS, *OTHER_PAPERS)]
 FILES = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
-# studies of ours that have been run on photographs, those that search their settings and have not, and
+# studies of ours that have been run with tuned settings, those that search their settings and have not, and
 # all others, which repeat those of the paper
 STUDIED = {
     path.stem: ROOT / "docs" / "studies" / path.stem.replace("_", "-")
     for path in FILES
-    if path.stem.startswith(("cars196_small", "cars196_features"))
+    if path.stem.startswith(("cars196_small", "cars196_features", "icons_features"))
     and (ROOT / "docs" / "studies" / path.stem.replace("_", "-")).is_dir()
 }
 SEARCHES = [p.stem for p in FILES if "\ntune:" in p.read_text() and p.stem not in STUDIED]
@@ -190,7 +190,7 @@ def test_it_follows_the_paper(name: str) -> None:
     assert config.model.embedding_size == 512
 
 
-@pytest.mark.parametrize("name", [*PAPER, *OURS])
+@pytest.mark.parametrize("name", [name for name in (*PAPER, *OURS) if name != "cars196_small"])
 def test_pretrained_weights_take_the_authors_loss_and_random_ones_the_papers(name: str) -> None:
     """And the header says which, and why."""
     config = shipped(name)
@@ -376,15 +376,20 @@ def test_the_header_of_a_sweep_that_was_run(name: str) -> None:
 
 
 def test_the_recipe_for_photographs_is_what_its_search_chose() -> None:
-    """The config is the final runs' of the setting with the best score of held-out classes."""
+    """The config is the final runs' of the setting with the best score of held-out classes; its loss is
+    not one of the presets, and its header says so."""
     name = "cars196_small_recipe"
     with (STUDIED[name] / "runs.csv").open() as file:
         tried = [row for row in csv.DictReader(file) if row["study"] == "tune"]
+    tried = [row for row in tried if row["state"] == "finished"]
     best = max(tried, key=lambda row: float(row["validation_recall@1"]))["run"]
     (settings,) = sweep(name).settings.values()
     (chosen,) = [each for each in settings if best.startswith(f"{each.label}-")]
     ours, theirs = vars(shipped("cars196_small")), vars(chosen.final[0].config)
     assert {key for key in ours if ours[key] != theirs[key]} == {"run"}
+    beta = ours["loss"].parameters["beta"]
+    said = f"Loss: beta {beta:g} instead of that of the authors' code (beta 40, lam 0.5)"
+    assert said in " ".join(header("cars196_small"))
 
 
 def test_the_hours_of_the_sop_study() -> None:
