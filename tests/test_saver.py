@@ -93,8 +93,23 @@ def test_the_next_one_waits_for_the_one_before(run, held):
     run.saver.save()
     assert (run.root / "step-00000001").exists()
     assert run.saver.step == 2
-    run.saver.save()  # of the same step: nothing is left to do
-    assert run.saver.background.thread is None
+    run.saver.background.start = None
+    run.saver.save()  # of the same step: it is only waited for
+    assert (run.root / "step-00000002").exists()
+
+
+def test_no_thread_starts_while_it_is_saved(run, held, monkeypatch):
+    """torch raises from the handler of a signal when a loader's worker is killed: in the middle of the start of a
+    thread, the one that saves could not be waited for."""
+
+    def killed(thread):
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+
+    monkeypatch.setattr(threading.Thread, "start", killed)
+    held.set()
+    run.saver.save()
+    run.saver.close()
+    assert run.saver.step == 1
 
 
 def test_the_best_weights_are_those_of_their_step(run, held):

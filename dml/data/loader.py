@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dml.data.batches import ImageBatches, own_share
+from dml.data.forking import fork_context
 from dml.distributed.signals import SIGNALS
 from shards.workers import end_with_parent
 
@@ -41,7 +42,8 @@ def loader(
     """Yield the batches in order. `batches` is the share of this training process.
 
     prefetch: each worker process keeps at least so many parts ready, and all of them together so many
-    batches, as far as SHARED_MEMORY allows. context: how workers start, such as "spawn".
+    batches, as far as SHARED_MEMORY allows. context: how workers start, such as "spawn", if they are not
+    forked.
     """
     if not order:
         return
@@ -61,7 +63,7 @@ def loader(
             generator=torch.Generator(),  # else every iteration would draw from torch's global one
             worker_init_fn=set_up_worker,
             collate_fn=unchanged,
-            multiprocessing_context=context,
+            multiprocessing_context=context or fork_context(),
         )
     )
     for n in order:
