@@ -6,13 +6,17 @@ the speed of the machine cancel.
 
 import argparse
 import json
+import multiprocessing
 import operator
+import os
+import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -53,14 +57,23 @@ class Row:
         return f"{self.part}: {self.what}: {against}, goal {self.goal}"
 
 
+clocks = {"work": time.perf_counter}
+
+
+class CpuTime(argparse.Action):
+    def __call__(self, *_: object) -> None:
+        clocks["work"] = time.process_time
+
+
 def as_in_training() -> None:
-    """Use two threads and keep freed memory, for our code and for what it is compared with."""
+    """Use two threads and keep freed memory, for our code and for what it is compared with. With --cpu-time
+    one thread: threads that wait for each other on a busy machine spin."""
     import torch
 
     from dml.distributed.malloc import keep_freed_memory
 
     keep_freed_memory()
-    torch.set_num_threads(2)
+    torch.set_num_threads(2 if clocks["work"] is time.perf_counter else 1)
 
 
 # ---- measuring ----------------------------------------------------------------------------------
@@ -69,14 +82,15 @@ def as_in_training() -> None:
 def interleaved(
     work: Mapping[str, Callable[[], object]], repeats: int, warm_ups: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of every repetition, each of which runs all work once, after the warm-ups."""
+    """Seconds of every repetition, each of which runs all work once, after the warm-ups: of the clock, or
+    with --cpu-time of the processor."""
     seconds: dict[str, list[float]] = {name: [] for name in work}
     program = Path(sys.argv[0]).stem
     for repeat in tqdm(range(-warm_ups, repeats), program, leave=False):
         for name, action in work.items():
-            start = time.perf_counter()
+            start = clocks["work"]()
             action()
-            took = time.perf_counter() - start
+            took = clocks["work"]() - start
             if repeat >= 0:
                 seconds[name].append(took)
     return seconds
@@ -95,6 +109,36 @@ def extra_memory(work: Callable[[], object]) -> int:
     before = resident("VmRSS")
     work()
     return resident("VmHWM") - before
+
+
+# ---- several processes --------------------------------------------------------------------------
+
+
+def in_processes(count: int, work: Callable[..., Any], *arguments: object) -> list[Any]:
+    """What `work` returns in each of so many processes, which find each other by the variables of a launcher.
+    They are forks of this one: before its first threads, and without another import of torch."""
+    context = multiprocessing.get_context("fork")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = str(s.getsockname()[1])
+
+    def become(rank: int, answers: Any) -> None:
+        group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update(group, RANK=str(rank))
+        answers.send(work(*arguments))
+        os._exit(0)  # without the end of the interpreter, at which the threads of gloo may abort
+
+    running = []
+    for rank in range(count):
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=become, args=(rank, theirs), daemon=True)
+        process.start()
+        theirs.close()  # so that a process that dies is an end of file
+        running.append((process, ours))
+    found = [ours.recv() for _, ours in running]
+    for process, _ in running:
+        process.join()
+    return found
 
 
 # ---- rows ---------------------------------------------------------------------------------------
@@ -154,6 +198,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
+    made.add_argument(
+        "--cpu-time",
+        action=CpuTime,
+        nargs=0,
+        help="compare seconds of the processor instead of the clock's, on one thread: for a busy machine, "
+        "and work that does not wait",
+    )
     return made
 
 

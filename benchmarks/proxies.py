@@ -8,14 +8,8 @@ process held before the proxies were made, with Adam, over two steps (Linux); be
 process takes that holds all proxies, as every process would if they were replicated.
 """
 
-import argparse
-import json
-import os
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from measure import (
@@ -25,6 +19,7 @@ from measure import (
     compared,
     extra_memory,
     finish,
+    in_processes,
     interleaved,
     number,
     parser,
@@ -87,8 +82,8 @@ def against_products(m: int, d: int, classes: int, repeats: int) -> list[Row]:
 # ---- many classes ------------------------------------------------------------------------------
 
 
-def work(m: int, classes: int, name: str) -> None:
-    """One process of W: two steps, and print the result as JSON."""
+def work(m: int, classes: int, name: str) -> dict[str, float]:
+    """One process of W: the bytes that it sends in a step, and the memory of two steps."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)
@@ -112,33 +107,14 @@ def work(m: int, classes: int, name: str) -> None:
 
     found["memory"] = extra_memory(steps)
     dist.barrier()
-    print(json.dumps(found), flush=True)
-    os._exit(0)
-
-
-def fleet(processes: int, m: int, classes: int, name: str) -> list[dict[str, Any]]:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = str(s.getsockname()[1])
-    command = [sys.executable, __file__, "--work", name, "--m", str(m), "--many", str(classes)]
-    group = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    running = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **group, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    return [json.loads(process.communicate()[0]) for process in running]
+    return found
 
 
 def of_many(m: int, classes: int) -> list[Row]:
     rows, processes = [], 4
     for name, anchors in (("proxy_anchor", "proxies"), ("arcface", "samples")):
-        found = fleet(processes, m, classes, name)
-        alone = fleet(1, m, classes, name)[0]
+        found = in_processes(processes, work, m, classes, name)
+        (alone,) = in_processes(1, work, m, classes, name)
         what = f"{name}, {classes:,} classes x {SMALL_D}, m = {m:,}, W = {processes}"
         sent, plan = found[0]["bytes"], proxy_bytes_sent(m, SMALL_D, processes, anchors)
         value = f"{sent:,.0f} bytes"
@@ -169,12 +145,9 @@ def main() -> int:
     parse.add_argument("--many", type=int, default=10**6, help="default: %(default)s")
     parse.add_argument("--many-m", type=int, default=512, help="default: %(default)s")
     parse.add_argument("--repeats", type=int, default=3, help="default: %(default)s")
-    parse.add_argument("--work", help=argparse.SUPPRESS)
     args = parse.parse_args()
-    if args.work:
-        work(args.m, args.many, args.work)
-    as_in_training()
     rows = of_many(args.many_m, args.many)
+    as_in_training()
     for classes in args.classes:
         rows += against_products(args.m, args.d, classes, args.repeats)
     return finish(rows, args.json)

@@ -11,20 +11,15 @@ embeddings (Linux). Both are compared with the plan. At the end the formulas are
 sizes.
 """
 
-import argparse
 import fcntl
-import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from typing import IO, Any
 
-from measure import MIB, Row, compared, duration, extra_memory, finish, number, parser
+from measure import MIB, Row, compared, duration, extra_memory, finish, in_processes, number, parser
 from tqdm import tqdm
 
 from dml.cost import loss_bytes_sent, loss_flops, loss_memory
@@ -60,8 +55,9 @@ class Turns:
         return result
 
 
-def work(m: int, d: int, repeats: int, by_rows: bool, lock: IO[str]) -> None:
-    """One process of W: measure, and print the result as JSON."""
+def work(m: int, d: int, repeats: int, by_rows: bool, lock: str) -> dict[str, Any]:
+    """One process of W: its seconds, bytes and memory. lock: a file that each opens for itself, for what is
+    inherited would be locked by all."""
     import torch
     import torch.distributed as dist
     from torch.nn.functional import normalize
@@ -74,7 +70,7 @@ def work(m: int, d: int, repeats: int, by_rows: bool, lock: IO[str]) -> None:
     dist.init_process_group("gloo")
     rank, processes = dist.get_rank(), dist.get_world_size()
     b = m // processes
-    turns = Turns(RowSweeps if by_rows else choose_sweeps, lock)
+    turns = Turns(RowSweeps if by_rows else choose_sweeps, open(lock))  # noqa: SIM115
     loss = make_loss("multi_similarity", beta=40, lam=0.5)
     loss_fn = GlobalPairLoss(loss, tile=TILE, kind=turns)
     generator = torch.Generator().manual_seed(rank)
@@ -96,35 +92,14 @@ def work(m: int, d: int, repeats: int, by_rows: bool, lock: IO[str]) -> None:
     sent = (loss_fn.wire.bytes_sent - sent) / repeats
     found = {"seconds": seconds, "bytes": sent, "memory": memory}
     dist.barrier()
-    print(json.dumps(found), flush=True)
-    os._exit(0)
+    return found
 
 
 def fleet(
     processes: int, m: int, d: int, repeats: int, by_rows: bool = False
 ) -> list[dict[str, Any]]:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = str(s.getsockname()[1])
-    command = [sys.executable, __file__, "--m", m, "--d", d, "--repeats", repeats]
-    command += ["--by-rows"] * by_rows
     with tempfile.NamedTemporaryFile() as lock:
-        running = [
-            subprocess.Popen(
-                [*map(str, command), "--work", lock.name],
-                env={
-                    **os.environ,
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(processes),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": port,
-                },
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(processes)
-        ]
-        return [json.loads(process.communicate()[0]) for process in running]
+        return in_processes(processes, work, m, d, repeats, by_rows, lock.name)
 
 
 def rows_of(m: int, d: int, repeats: int) -> list[Row]:
@@ -175,11 +150,7 @@ def main() -> int:
     parse.add_argument("--m", type=int, default=4096, help="batch size (default: %(default)s)")
     parse.add_argument("--d", type=int, default=256, help="embedding size (default: %(default)s)")
     parse.add_argument("--repeats", type=int, default=7, help="default: %(default)s")
-    parse.add_argument("--work", type=argparse.FileType(), help=argparse.SUPPRESS)
-    parse.add_argument("--by-rows", action="store_true", help=argparse.SUPPRESS)
     args = parse.parse_args()
-    if args.work:
-        work(args.m, args.d, args.repeats, args.by_rows, args.work)
     code = finish(rows_of(args.m, args.d, args.repeats), args.json)
     print_larger()
     return code

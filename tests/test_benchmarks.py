@@ -29,7 +29,7 @@ SMALL = {
     "parameters": "--sizes 100 --repeats 1",
     "loss_memory": "--sizes 1024 2048 --repeats 1",
     "losses": "--m 40 --repeats 1",
-    "proxies": "--m 40 --d 8 --classes 90 --many 400 --many-m 40 --repeats 1",
+    "proxies": "--m 40 --d 8 --classes 90 --many 40000 --many-m 40 --repeats 1",
     "recall": "--n 2000 --d 16 --repeats 1",
     "remote": "shards/bundled/icons-mini --images 160 --megabytes 1 --repeats 1",
     "scale": "--m 1024 --d 16 --repeats 1",
@@ -125,7 +125,7 @@ ROWS = {
     ],
     "proxies": [
         *(
-            (f"{what}, {name}, 400 classes x 128, m = 40, W = 4", value, against, goal)
+            (f"{what}, {name}, 40,000 classes x 128, m = 40, W = 4", value, against, goal)
             for name, anchors in [("proxy_anchor", "proxies"), ("arcface", "samples")]
             for what, value, against, goal in [
                 ("sent", f"{proxy_bytes_sent(40, 128, 4, anchors):,} bytes", "the plan", "== 1"),

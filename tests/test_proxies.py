@@ -147,6 +147,33 @@ def test_blocks_change_nothing(variant, rows, monkeypatch):
     assert loss_fn.gradient_norm.item() == pytest.approx(dP.norm().item(), rel=1e-12)
 
 
+@pytest.mark.parametrize("name", PROXY_LOSSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [1, 3], ids=["plain", "shifted"])
+def test_extreme_similarities(name, dtype, length):
+    """Samples beside the proxy of their own or another class, or opposite to one, with the published scales, at
+    most 64; three times as long, embeddings need shifted exponents. Oracle: dense autograd in float64."""
+    proxies = drawn_proxies(1, 0, 13, 8).double()
+    P = normalize(proxies, dim=1)
+    near = normalize(
+        P + 0.2 * P.roll(2, 0), dim=1
+    )  # on a proxy itself rounding decides the gradient
+    X = length * torch.cat([near, -near, near.roll(1, 0), -near[:1].repeat(4, 1)])
+    labels = torch.cat([torch.arange(13).repeat(3), torch.arange(4)])
+    loss_fn = GlobalProxyLoss(make_loss(name), 13, 8).to(dtype)
+    loss_fn.proxies.data = proxies.to(dtype)
+    of_ours, of_dense = X.to(dtype, copy=True).requires_grad_(), X.clone().requires_grad_()
+    value = loss_fn(of_ours, labels)
+    value.backward()
+    proxies.requires_grad_()
+    expected = dense_proxy_loss(make_loss(name), of_dense, labels, proxies)
+    expected.backward()
+    tolerance = 1e-12 if dtype == torch.float64 else 2e-5
+    assert value.item() == pytest.approx(expected.item(), rel=tolerance)
+    assert relative_error(of_ours.grad.double(), of_dense.grad) < tolerance
+    assert relative_error(loss_fn.proxies.grad.double(), proxies.grad) < tolerance
+
+
 # --- pytorch-metric-learning ------------------------------------------------------------------------
 
 DEGREES = 180 / math.pi

@@ -18,6 +18,7 @@ How the sweep is made is in `engine.proxies`.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -108,9 +109,8 @@ class GlobalProxyLoss(nn.Module):
             else:
                 everyone, y = self.wire.gather(X)[0].flatten(0, 1), all_labels
             self.norms = row_norms(everyone)
-            if X.is_cpu:
-                self.check_finite()
-            value, dX = self.sweep(everyone, y.long(), dP)
+            largest = self.check_finite() if X.is_cpu else None
+            value, dX = self.sweep(everyone, y.long(), dP, largest)
         if dX is None or dP is None:
             return value.to(X.dtype)
         attached: Tensor = KnownGradients.apply(X, self.proxies, value, dX, Once(dP))  # type: ignore[no-untyped-call]
@@ -126,13 +126,16 @@ class GlobalProxyLoss(nn.Module):
             f"there is {low if low < 0 else high}"
         )
 
-    def check_finite(self) -> None:
-        """Raise NotFiniteError, with the first row, if the last batch held NaN or infinity. It waits for a
-        GPU."""
-        largest_similarity(self.norms, self.wire.size)
+    def check_finite(self) -> float:
+        """The largest |S| that there can be with proxies of unit length. Raise NotFiniteError, with the first
+        row, if the last batch held NaN or infinity. It waits for a GPU."""
+        return math.sqrt(largest_similarity(self.norms, self.wire.size))
 
-    def sweep(self, X: Tensor, labels: Tensor, dP: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The loss and the gradient of the own rows, and that of the own proxies into dP."""
+    def sweep(
+        self, X: Tensor, labels: Tensor, dP: Tensor | None, largest: float | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The loss and the gradient of the own rows, and that of the own proxies into dP. largest: a bound
+        of |S|, where it is known."""
         weighting = self.loss.weighting
         lengths = row_norms(self.proxies).clamp(min=torch.finfo(self.proxies.dtype).tiny)[:, None]
         P = torch.div(self.proxies, lengths).to(X.dtype)
@@ -161,6 +164,7 @@ class GlobalProxyLoss(nn.Module):
             *(A, B, weighting.negative, weighting.anchors, pairs, slopes, self.workspace),
             dA=dA,
             dB=dB,
+            largest=largest,
         )
         square = torch.zeros_like(value)
         if dX is not None and dP is not None:

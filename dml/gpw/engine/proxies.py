@@ -2,7 +2,7 @@
 
     for every block of anchors:
         x = scale A_rows B^T;   the positive pairs are left out
-        E = e^{x - top},  Z = sum E,  lse = top + log Z + shift        top: the largest x of the row
+        E = e^{x - top},  Z = sum E,  lse = top + log Z + shift        top: 0, or the largest x of the row
         slope = dL/dlse, which the caller knows once the processes have told each other their lse
         G = f E,  f = slope scale / Z                                        dL/dS of negative pairs
         dA_rows = f (E B);   dB += E^T (f A_rows)
@@ -30,6 +30,9 @@ from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import copied
 from dml.gpw.losses.proxies import Anchors, ProxyWeighting
 from dml.gpw.statistics import LEAST, Exponent, finite
+
+# |x| up to which e^x needs no top: e^-LARGEST, e^LARGEST and sums of a billion of them are normal in float32
+LARGEST = 65.0
 
 # The slopes dL/dlse of some anchors, from their log-sum-exps over the columns of this process
 Slopes = Callable[[slice, Tensor], Tensor]
@@ -87,12 +90,14 @@ def sweep(
     cutting: Cutting | None = None,
     dA: Tensor | None = None,
     dB: Tensor | None = None,
+    largest: float | None = None,
 ) -> None:
     """Go through all negative pairs of the anchors A and the columns B. dA and dB, if given, become the
-    gradients of the negative pairs."""
+    gradients of the negative pairs. largest: a bound of |S|, where it is known."""
     if len(A) == 0:  # more processes than classes
         return
     cutting = cutting or workspace.cutting(A.device)
+    is_bounded = largest is not None and largest * exponent.scale <= LARGEST
     rows, columns = pairs.oriented(anchors)
     height = proxy_rows_at_a_time(len(A), len(B), anchors.value, A.element_size(), cutting)
     for span in spans(len(A), height):
@@ -102,29 +107,31 @@ def sweep(
         own = pairs.of_anchors(span)
         where = rows[own] - span.start, columns[own]
         E[where] = -torch.inf
-        top, Z = exponentials(E, cutting.part_pairs)
+        top, Z = exponentials(E, cutting.part_pairs, is_bounded)
         slope = slopes(span, top.double() + Z.double().log() + exponent.shift)
         if dA is None or dB is None:
             continue
         E[where] = 0
-        f = (slope * exponent.scale / Z.double()).to(E.dtype)[:, None]
+        Z = Z.double().clamp(min=torch.finfo(E.dtype).tiny)  # without pairs the slope is 0
+        f = (slope * exponent.scale / Z).to(E.dtype)[:, None]
         torch.mm(E, B, out=dA[span]).mul_(f)
         dB.addmm_(E.T, f * A[span], beta=0 if span.start == 0 else 1)
 
 
-def exponentials(x: Tensor, part_pairs: int | None) -> tuple[Tensor, Tensor]:
-    """x becomes e^{x - top}, at least e^LEAST. Returns top, the largest of each row, and the sums. Parts of
-    a few rows stay in the cache. Without columns top is -inf, and the sums 1, which are divided by."""
-    if x.shape[1] == 0:
-        return x.new_full((len(x),), -torch.inf), x.new_ones(len(x))
-    tops, sums = [], []
-    for part in row_parts(x, part_pairs):
+def exponentials(x: Tensor, part_pairs: int | None, is_bounded: bool) -> tuple[Tensor, Tensor]:
+    """x becomes e^{x - top}. Returns top and the sums, 0 of no columns. Parts of a few rows stay in the cache.
+
+    is_bounded: no |x| exceeds LARGEST, and top is 0. Otherwise it is the largest of each row, and a term
+    at least e^LEAST.
+    """
+    tops, sums = x.new_zeros(len(x)), x.new_zeros(len(x))
+    for part in row_parts(x, part_pairs) if x.shape[1] > 0 else []:
         some = x[part]
-        top = some.amax(1)
-        some.sub_(finite(top)[:, None]).clamp_(min=LEAST).exp_()
-        tops.append(top)
-        sums.append(some.sum(1))
-    return torch.cat(tops), torch.cat(sums)
+        if not is_bounded:
+            tops[part] = top = some.amax(1)
+            some.sub_(finite(top)[:, None]).clamp_(min=LEAST)
+        sums[part] = some.exp_().sum(1)
+    return tops, sums
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,7 +92,8 @@ LOSSES: Mapping[str, type[Weighting]] = MappingProxyType(
         "pairwise_sigmoid": PairwiseSigmoid,
     }
 )
-"""The weighting of every pair loss by name; `dml.catalogue` has their hyper-parameters."""
+"""The weighting of every loss between samples by name, for `GlobalPairLoss`; `dml.catalogue` has their
+hyper-parameters. `make_loss` also takes the names of PROXY_LOSSES."""
 
 PROXY_LOSSES: Mapping[str, type[ProxyWeighting]] = MappingProxyType(
     {
@@ -102,7 +103,8 @@ PROXY_LOSSES: Mapping[str, type[ProxyWeighting]] = MappingProxyType(
         "arcface": ArcFace,
     }
 )
-"""The losses between samples and proxies, in the same way."""
+"""The losses between samples and proxies, in the same way, for `GlobalProxyLoss`. They have other statistics
+than a pair loss, so they are no `Weighting` and stand in a table of their own."""
 
 
 ProxyLossName = Literal["proxy_nca", "proxy_anchor", "normalised_softmax", "arcface"]
