@@ -175,6 +175,7 @@ def photos(tmp_path_factory):
         put(root / name / f"{n}.png", reader.read(row))
     shutil.copy(root / "cup" / "0.png", root / "pot" / "twin.png")
     put(root / "loose.png", reader.read(0))
+    put(root / "a single one" / "0.png", reader.read(1))  # sorted before the others
     return root
 
 
@@ -199,7 +200,7 @@ def data_of(page):
 
 def test_the_page_has_what_was_found(page, capsys):
     data = data_of(page)
-    assert (data["images"], data["queries"], data["split"]) == (25, 25, "all")
+    assert (data["images"], data["queries"], data["split"]) == (26, 26, "all")
     assert [run["name"] for run in data["runs"]] == ["first", "second"]
     twins = {data["names"].index("cup/0.png"), data["names"].index("pot/twin.png")}
     assert any({a, b} == twins for a, b, _ in data["runs"][0]["copies"])

@@ -29,7 +29,7 @@ def test_everything_can_be_clicked(page):  # noqa: F811
     """Two runs side by side, opened from files; a class name that is code stays text."""
     with opened(f"file://{page}/index.html") as browser:
         assert browser.inner_text("h1") == "first beside second"
-        assert browser.inner_text("#count") == "25 found"
+        assert browser.inner_text("#count") == "26 found"
         assert browser.locator("#scores tr").count() == 3
         first = browser.locator(".row").first
         assert first.locator(".run").count() == 2
@@ -37,6 +37,7 @@ def test_everything_can_be_clicked(page):  # noqa: F811
         for order in browser.locator("#order option").all_inner_texts():
             browser.select_option("#order", order)
             assert browser.locator(".row").count() > 3
+            assert browser.locator(".row .note b").first.inner_text() != "a single one"
         browser.fill("#class", "POT")
         assert browser.inner_text("#count") == "9 found"
         names = browser.locator(".row .note b").all_inner_texts()

@@ -11,10 +11,14 @@ a function of the embeddings alone.
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from shards.output import Progress
 
 A, B = 1.577, 0.895  # UMAP's curve for a smallest distance of 0.1
 EPOCHS, SAMPLED, FARTHEST = 200, 5, 4.0
@@ -28,12 +32,14 @@ def layout(X: NDArray[np.float32], edges: NDArray[np.int64]) -> NDArray[np.float
     # a point with many edges must not move further than one with few
     degree = i.bincount(minlength=len(Y)).clamp(min=1)[:, None]
     generator = torch.Generator().manual_seed(0)
-    for epoch in range(EPOCHS):
-        k = torch.randint(len(Y), (SAMPLED, len(i)), generator=generator)
-        move = torch.zeros_like(Y).index_add_(0, i, attraction(Y[i] - Y[j]))
-        for sample in k:
-            move.index_add_(0, i, repulsion(Y[i] - Y[sample]))
-        Y += (1 - epoch / EPOCHS) * move / degree
+    with closing(Progress(EPOCHS, "epoch", label="map", leave=False)) as progress:
+        for epoch in range(EPOCHS):
+            k = torch.randint(len(Y), (SAMPLED, len(i)), generator=generator)
+            move = torch.zeros_like(Y).index_add_(0, i, attraction(Y[i] - Y[j]))
+            for sample in k:
+                move.index_add_(0, i, repulsion(Y[i] - Y[sample]))
+            Y += (1 - epoch / EPOCHS) * move / degree
+            progress.update()
     low, high = Y.min(0).values, Y.max(0).values
     scaled: NDArray[np.float32] = ((Y - low) / (high - low).clamp(min=1e-9)).numpy()
     return scaled

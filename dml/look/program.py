@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 def look(args: argparse.Namespace) -> None:
     # after parsing: --help needs no torch
+    from dml.distributed.malloc import keep_freed_memory
     from dml.inference.trained import load_trained, read_config
     from dml.inference.whole_folder import refuse_occupied
     from dml.look.images import gallery_of
@@ -96,10 +97,16 @@ def look(args: argparse.Namespace) -> None:
 
     out = args.out or args.run / "look"
     address = parse_address(args.serve) if args.serve else None
-    config = read_config(args.run)
+    config, folders = read_config(args.run), [args.run, args.beside] if args.beside else [args.run]
+    for folder in folders:
+        if read_config(folder).towers.two_encoders:
+            raise RunError(
+                f"{folder} has two encoders, which find each other's images; a page shows those of "
+                "one: search with dml search --tower"
+            )
     refuse_occupied(out, is_page, "a page", "dml look", args.overwrite)
+    keep_freed_memory()
     gallery = gallery_of(args.images or images_of(args.run, config), args.split)
-    folders = [args.run, args.beside] if args.beside else [args.run]
     models = [load_trained(folder) for folder in folders]
     workers = min(8, available_cores()) if args.workers is None else args.workers
     with Server(address) if address else nullcontext() as server:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from dml.data.sources import Source
 from dml.errors import RunError
 from dml.inference.picture import cell
 from shards.cores import available_cores
+from shards.output import Progress
 from shards.photo import open_photo
 
 THUMB, ACROSS = 64, 4  # pixels; thumbnails per row and column
@@ -72,12 +74,14 @@ def draw_sheets(source: Source, names: Sequence[str]) -> Sheets:
     files, grey = [], np.empty((len(names), SMALL, SMALL), np.uint8)
     side = THUMB * ACROSS
     sheet = Image.new("RGB", (side, side), "white")
-    for i, image in enumerate(thumbnails(source, names)):
-        row, column = divmod(i % PER_SHEET, ACROSS)
-        sheet.paste(image, (column * THUMB, row * THUMB))
-        grey[i] = in_grey(image)
-        if i % PER_SHEET == PER_SHEET - 1 or i == len(names) - 1:
-            file = io.BytesIO()
-            sheet.crop((0, 0, side, (row + 1) * THUMB)).save(file, "WEBP", quality=80, method=2)
-            files.append(file.getvalue())
+    with closing(Progress(len(names), "thumbnail", leave=False)) as progress:
+        for i, image in enumerate(thumbnails(source, names)):
+            row, column = divmod(i % PER_SHEET, ACROSS)
+            sheet.paste(image, (column * THUMB, row * THUMB))
+            grey[i] = in_grey(image)
+            if i % PER_SHEET == PER_SHEET - 1 or i == len(names) - 1:
+                file = io.BytesIO()
+                sheet.crop((0, 0, side, (row + 1) * THUMB)).save(file, "WEBP", quality=80, method=2)
+                files.append(file.getvalue())
+            progress.update()
     return Sheets(files, grey)

@@ -19,9 +19,10 @@ const ORDERS = BOTH
       "best first": (i) => -FIRST.ahead[i],
     };
 
+// A query without another image of its class can find nothing right: it is last in every order.
 function ordered(items, value) {
-  const values = new Map(items.map((i) => [i, value(i)]));
-  return items.sort((a, b) => values.get(b) - values.get(a) || a - b);
+  const values = new Map(items.map((i) => [i, FIRST.own[i] < 0 ? -Infinity : value(i)]));
+  return items.sort((a, b) => (values.get(a) === values.get(b) ? a - b : values.get(b) - values.get(a)));
 }
 
 // Entries of a list of every run, each with its run.
