@@ -4,14 +4,15 @@ The formulas and their reasons are in docs/scale.md; benchmarks/scale.py measure
 takes its block sizes from here, so the plan describes what the engine does.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dml.catalogue import PROXY_LOSSES
+from dml.catalogue import PROXY_LOSSES, Parameter
 
 GIB, MIB = 2**30, 2**20
 FP32 = 4
 LABEL = 8  # int64
-LOSS_SHARE = 8  # float64, once per process
+LOSS_SHARE = SUM = 8  # float64, once per process
 # Of multi-similarity: minimum positive, maximum negative and the log-sum-exps of the mined positives
 # and negatives. Other losses are counted alike: beside an embedding the statistics are negligible.
 ROW_STATISTICS = 4
@@ -56,25 +57,38 @@ WORKING_TILES, WORKING_TILES_BY_ROWS = 2, 5
 
 @dataclass(frozen=True)
 class MemoryCost:
-    """What a cross-batch memory costs per process; the FLOPs are those of a step. It sends nothing."""
+    """What a cross-batch memory costs per process; the FLOPs, and the bytes that it sends while it is
+    used, are those of a step."""
 
     size: int
     from_step: int
     bytes: int
     flops: int
+    bytes_sent: int
 
     def __str__(self) -> str:
         held = f"the last {self.size:,} embeddings, from step {self.from_step:,} on"
         work = f"{self.flops / 1e9:,.3g} GFLOP per process and step"
-        return f"{held}: {in_units(self.bytes)} per process, {work}"
+        sent = f", {in_units(self.bytes_sent)} sent" if self.bytes_sent else ""
+        return f"{held}: {in_units(self.bytes)} per process, {work}{sent}"
 
 
-def memory_cost(size: int, from_step: int, b: int, d: int, tile: int) -> MemoryCost:
+def memory_cost(
+    size: int, from_step: int, b: int, d: int, tile: int, bytes_sent: int = 0
+) -> MemoryCost:
     """The embeddings with labels and identities, S of the rows worked on at a time, and the gradient; S = A Y^T
     and G Y."""
     rows = b if FP32 * b * size <= CPU.kept_bytes else rows_at_a_time(b, size, tile)
     held = size * (FP32 * d + 2 * LABEL) + FP32 * (rows * size + b * d)
-    return MemoryCost(size, from_step, held, 2 * 2 * b * size * d)
+    return MemoryCost(size, from_step, held, 2 * 2 * b * size * d, bytes_sent)
+
+
+def memory_bytes_sent(name: str, parameters: Mapping[str, Parameter], processes: int) -> int:
+    """The sums over all pairs with the memory, in float64, of a loss that is one number of the whole batch:
+    two histograms, or two sums each of the positives and the negatives. Other losses send nothing."""
+    sums = {"histogram": 2 * parameters.get("bins", 0), "margin": 4}.get(name, 0)
+    assert isinstance(sums, int)
+    return (processes - 1) * SUM * sums
 
 
 def loss_bytes_sent(m: int, d: int, processes: int) -> int:
@@ -110,6 +124,26 @@ def loss_memory(m: int, d: int, processes: int, tile: int) -> int:
     if processes == 1:
         S = min(kept, m * (m + tile) // 2)
     return FP32 * (gathered + gradient + ROW_STATISTICS * m + S + tiles) + LABEL * m
+
+
+def towers_flops(m: int, d: int, processes: int) -> int:
+    """One process: S, twice unless it is kept, and the gradients of both towers. Several: each direction
+    as the rows of one batch."""
+    if processes > 1:
+        return 2 * loss_flops(m, d, processes)
+    sweeps = 1 + (FP32 * m * m > CPU.kept_bytes)
+    return 2 * d * m * m * (sweeps + 2)
+
+
+def towers_memory(m: int, d: int, processes: int, tile: int) -> int:
+    """Both towers as gathered, their gradients, and S; of several processes, of both directions."""
+    b, directions = m // processes, 1 if processes == 1 else 2
+    gathered = 2 * m * d if processes > 1 else 0  # as it arrives, and split by process
+    rows = rows_at_a_time(b, m, tile)
+    S = (b if FP32 * b * m <= CPU.kept_bytes else rows) * m * directions
+    tiles = WORKING_TILES_BY_ROWS * rows * min(tile, m)
+    of_each = gathered + 2 * b * d + ROW_STATISTICS * m
+    return FP32 * (2 * of_each + S + tiles) + 2 * LABEL * m
 
 
 def known(number: float | None) -> str:
@@ -180,9 +214,15 @@ def proxy_loss_memory(m: int, d: int, processes: int, classes: int, anchors: str
 
 
 def costs_of_loss(
-    name: str, m: int, d: int, processes: int, tile: int, classes: int, optimizer: str
+    name: str, m: int, d: int, processes: int, tile: int, classes: int, optimizer: str, towers: bool
 ) -> dict[str, int]:
     """What a loss sends, holds and computes, as the plan has it. classes: those that are trained on."""
+    if towers:
+        return {
+            "loss_bytes_sent": 2 * loss_bytes_sent(m, d, processes),
+            "loss_memory": towers_memory(m, d, processes, tile),
+            "loss_flops": towers_flops(m, d, processes),
+        }
     if name not in PROXY_LOSSES:
         return {
             "loss_bytes_sent": loss_bytes_sent(m, d, processes),

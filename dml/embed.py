@@ -13,7 +13,8 @@ image is in is its class), or a folder of shards. DIR is written whole or not at
     embeddings.parquet  with --parquet: columns image, class, embedding (duckdb, pandas, embedding-atlas)
 
 An image is embedded as in evaluation: its centre crop, at the size that the model was trained for. The
-result does not depend on --workers. With --features the rows are what the backbone computes, before the
+result does not depend on --workers. Of a run with two encoders (two towers), --tower y embeds with that of
+y. With --features the rows are what the backbone computes, before the
 head, of any length; RUN may then name a backbone with published weights, and shards/build.py features
 packs DIR to train heads on. Exit codes: 0 done, 2 a mistake in what was asked for.
 """
@@ -57,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--split",
         choices=("train", "test", "query", "gallery", "all"),
         help="which images of shards (default: all)",
+    )
+    parser.add_argument(
+        "--tower", choices=("x", "y"), help="which encoder of a RUN with two of them (default: x)"
     )
     parser.add_argument(
         "--features", action="store_true", help="write the features before the head"
@@ -124,6 +128,7 @@ def embed_images(args: argparse.Namespace) -> str:
     from tqdm import tqdm
 
     from dml.data.sources import Rows, find_images
+    from dml.distributed.malloc import keep_freed_memory
     from dml.inference.embedded import Embedded, Info, is_only_ours, write
     from dml.inference.trained import embed
     from dml.inference.whole_folder import refuse_occupied
@@ -139,6 +144,7 @@ def embed_images(args: argparse.Namespace) -> str:
     if args.parquet and find_spec("pyarrow") is None:
         raise EmbeddedError("--parquet needs pyarrow: pip install 'dml[parquet]'")
     refuse_occupied(args.out, is_only_ours, "embeddings", "dml embed", args.overwrite)
+    keep_freed_memory()
     model, run, sha256 = find_model(args)
     source, entries = find_images(args.images, args.split)
     workers = min(8, available_cores()) if args.workers is None else args.workers
@@ -167,6 +173,7 @@ def embed_images(args: argparse.Namespace) -> str:
         dimensions=X.shape[1],
         unreadable=len(entries) - len(kept),
         features=args.features,
+        tower=args.tower,
     )
     write(args.out, Embedded(X[readable], kept, info), args.parquet)
     classes = len({entry.class_name for entry in kept} - {None})
@@ -186,7 +193,10 @@ def find_model(args: argparse.Namespace) -> tuple[Embedder, str, str]:
             given = getattr(args, option)
             if given is not None:
                 raise Mistake(f"--{option} {given} is for --features of a backbone by name")
-        return load_trained(args.run), str(args.run.absolute()), model_sha256(args.run)
+        model = load_trained(args.run, args.tower)
+        return model, str(args.run.absolute()), model_sha256(args.run)
+    if args.tower is not None:
+        raise Mistake(f"--tower {args.tower} is for a run with two encoders, not for a backbone")
     model = load_backbone(name, args.weights or "pretrained", args.size, args.resize)
     return model, name, weights_sha256(model)
 

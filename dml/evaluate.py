@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from dml.config import EXECUTION, Config, Eval, flatten
 from dml.data.ahead import Ahead
-from dml.data.batches import EvalBatches, own_share
+from dml.data.batches import EvalBatches, Rows, own_share
 from dml.data.deck import mix, shuffled
 from dml.data.loader import loader
+from dml.data.pair import PairSpec, Spec
 from dml.data.preprocessing import Input
 from dml.data.splits import Splits, Subset
-from dml.data.vectors import Features
 from dml.distributed.collectives import Wire
 from dml.distributed.team import Team
 from dml.distributed.workers import loader_workers
@@ -30,7 +30,7 @@ from dml.recall import Retrieval, retrieval
 from dml.run_folder import events
 from dml.run_folder.journal import Journal
 from dml.run_folder.result import write_picture
-from shards.index import ImageReader
+from shards.index import ImageReader, Index
 from shards.photo import open_photo
 
 LARGEST_BATCH = 256  # images embedded at a time
@@ -53,8 +53,8 @@ def evaluation_due(eval: Eval, step: int, steps: int) -> Literal["validation", "
 @dataclass(frozen=True)
 class Evaluation:
     """scores: recall@1 and so on, as fractions; of several datasets their mean, and NAME/recall@1 of
-    each. embeddings: of the queries of each dataset, in their order. picture: on the first process
-    only, and only of images."""
+    each; of two towers alike, x_to_y/recall@1 and y_to_x/recall@1. embeddings: of the queries of each
+    dataset, in their order (of tower x). picture: on the first process only, and only of images."""
 
     scores: dict[str, float]
     embeddings: list[Tensor]
@@ -71,12 +71,15 @@ class Evaluator:
         self,
         team: Team,
         splits: Splits,
-        spec: Input | Features,
+        spec: Spec,
         config: Config,
         plan: Plan,
         journal: Journal,
     ) -> None:
-        self.team, self.spec, self.journal = team, spec, journal
+        self.team, self.journal, self.y = team, journal, splits.y
+        self.two_encoders = isinstance(spec, PairSpec)
+        self.spec, self.spec_of_y = (spec.x, spec.y) if isinstance(spec, PairSpec) else (spec, spec)
+        self.by_sample = splits.y is not None and config.towers.labels == "sample"
         self.names = [dataset.part.name for dataset in splits.datasets]
         self.subsets = {
             "validation": [dataset.validation for dataset in splits.datasets],
@@ -103,15 +106,29 @@ class Evaluator:
         return found.scores
 
     def search(self, model: nn.Module, subset: Subset, head: bool = True) -> Evaluation:
-        X = self.embed(model, subset, head)
-        y = torch.from_numpy(subset.labels).to(X.device)
+        if self.y is not None:
+            return self.between_towers(model, subset, of_tower(subset, self.y))
+        X, others = self.embed(model, subset, head), subset.gallery or subset
+        G = X if others is subset else self.embed(model, others, head)
+        return self.compare(X, subset, G, others, drawn=head)
+
+    def between_towers(self, model: nn.Module, x: Subset, y: Subset) -> Evaluation:
+        """From x to y and from y to x, and their means. The partner of a query may be found: it is a right
+        answer."""
+        X, Y = self.embed(model, x), self.embed(model, y)
+        of_x = X if x.gallery is None else self.embed(model, x.gallery)
+        of_y = Y if y.gallery is None else self.embed(model, y.gallery)
+        there = self.compare(X, x, of_y, y.gallery or y)
+        back = self.compare(Y, y, of_x, x.gallery or x)
+        return replace(mean([there, back], ["x_to_y", "y_to_x"]), embeddings=[X])
+
+    def compare(
+        self, X: Tensor, subset: Subset, G: Tensor, others: Subset, drawn: bool = True
+    ) -> Evaluation:
+        """Search the queries X in the gallery G; without themselves, if both are the same images."""
+        y, g = (torch.from_numpy(self.labels(each)).to(X.device) for each in (subset, others))
         own = own_share(len(y), self.team.rank, self.team.size)
-        mine = slice(own.start, own.stop)
-        others, first = subset, own.start if subset.gallery is None else None
-        G, g = X, y
-        if subset.gallery is not None:
-            others, G = subset.gallery, self.embed(model, subset.gallery, head)
-            g = torch.from_numpy(subset.gallery.labels).to(X.device)
+        mine, first = slice(own.start, own.stop), own.start if others is subset else None
         found = retrieval(X[mine], y[mine], G, g, first=first)
         every = Retrieval(
             gather_shares(found.ahead, len(y)),
@@ -119,16 +136,21 @@ class Evaluator:
             gather_shares(found.average_precision, len(y)),
         )
         with self.team.together():
-            drawn = self.team.first and head and isinstance(self.spec, Input)
+            drawn = drawn and self.team.first and isinstance(self.spec, Input)
             picture = self.picture(X, subset, G, others) if drawn else None
         return Evaluation(every.summary(self.ks), [X], picture)
+
+    def labels(self, subset: Subset) -> Rows:
+        """By which an answer is right."""
+        return subset.rows if self.by_sample else subset.labels
 
     @torch.no_grad()
     def embed(self, model: nn.Module, subset: Subset, head: bool = True) -> Tensor:
         """The embeddings of all images, in order, on every process."""
-        rank, size = self.team.rank, self.team.size
+        rank, size, of_y = self.team.rank, self.team.size, subset.index is self.y
+        spec = self.spec_of_y if of_y else self.spec
         batches = EvalBatches(
-            subset.index, subset.rows, subset.labels, self.spec, self.batch, rank, size
+            subset.index, subset.rows, subset.labels, spec, self.batch, rank, size
         )
         # Under ZeRO-3 every process must take part in every forward: a process whose share needs one
         # batch less than the largest repeats batch 0 and discards the output.
@@ -143,7 +165,11 @@ class Evaluator:
                 images, _ = self.team.fetch(coming)
                 ahead.at(n)
                 self.team.meet()
-                x = model(images.to(self.team.device, non_blocking=True), head=head)
+                images = images.to(self.team.device, non_blocking=True)
+                if self.two_encoders:
+                    x = model(None, images) if of_y else model(images)
+                else:
+                    x = model(images, head=head)
                 parts.append(x if n < len(batches) else x[:0])
         model.train()
         X = gather_shares(torch.cat(parts), len(subset.rows))
@@ -154,9 +180,9 @@ class Evaluator:
 
     def picture(self, X: Tensor, subset: Subset, G: Tensor, others: Subset) -> Image.Image:
         """Some queries, the same ones throughout a run, and their nearest neighbours."""
-        reader = ImageReader(subset.index)
+        reader, of_others = ImageReader(subset.index), ImageReader(others.index)
 
-        def image(row: Any) -> Image.Image:
+        def image(reader: ImageReader, row: Any) -> Image.Image:
             return open_photo(reader.read(int(row))).whole()
 
         rows = []
@@ -165,9 +191,12 @@ class Evaluator:
             if others is subset:
                 S[q] = -torch.inf
             top = S.topk(min(NEIGHBOURS, len(S) - (others is subset))).indices.tolist()
-            right = others.labels[top] == subset.labels[q]
-            found = [Found(image(others.rows[j]), bool(r)) for j, r in zip(top, right, strict=True)]
-            rows.append((image(subset.rows[q]), found))
+            right = self.labels(others)[top] == self.labels(subset)[q]
+            found = [
+                Found(image(of_others, others.rows[j]), bool(r))
+                for j, r in zip(top, right, strict=True)
+            ]
+            rows.append((image(reader, subset.rows[q]), found))
         return retrieval_picture(rows)
 
     def decorate(self, folder: Path, config: Config, found: Evaluation) -> None:
@@ -202,9 +231,15 @@ class Evaluator:
         return torch.cat(vectors), names, torch.cat(pictures) if pictures else None
 
 
+def of_tower(subset: Subset, y: Index) -> Subset:
+    """The same rows in the shards of y."""
+    gallery = subset.gallery and replace(subset.gallery, index=y)
+    return replace(subset, index=y, gallery=gallery)
+
+
 def mean(found: list[Evaluation], names: list[str]) -> Evaluation:
-    """One evaluation of several datasets: the mean of each score over the datasets, then those of each
-    dataset; the pictures below each other."""
+    """One evaluation of several datasets, or directions: the mean of each score over them, then those of
+    each; the pictures below each other."""
     if len(found) == 1:
         return found[0]
     scores = {key: sum(each.scores[key] for each in found) / len(found) for key in found[0].scores}

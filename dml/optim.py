@@ -12,12 +12,16 @@ from dml.config import Optim
 from dml.models import Embedder
 
 
-def make_optimizer(optim: Optim, model: Embedder) -> Optimizer:
-    """Two groups of parameters, each with its own learning rate: backbone and head. `fused` reads and
-    writes every number once, and on a GPU takes one kernel for many parameters."""
+def make_optimizer(optim: Optim, model: nn.Module) -> Optimizer:
+    """Two groups of parameters, each with its own learning rate: backbone and head, of one encoder or of
+    two. `fused` reads and writes every number once, and on a GPU takes one kernel for many parameters."""
+    encoders = [each for each in model.modules() if isinstance(each, Embedder)]
     groups: list[dict[str, Any]] = [
-        {"params": list(model.backbone.parameters()), "lr_factor": 1.0},
-        {"params": list(model.head.parameters()), "lr_factor": optim.head_lr_factor},
+        {"params": [p for each in encoders for p in each.backbone.parameters()], "lr_factor": 1.0},
+        {
+            "params": [p for each in encoders for p in each.head.parameters()],
+            "lr_factor": optim.head_lr_factor,
+        },
     ]
     groups = [group for group in groups if group["params"]]  # features come without a backbone
     return of_groups(optim, groups, optim.weight_decay)

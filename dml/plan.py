@@ -19,7 +19,15 @@ from dml.config import Config, add_arguments, load
 from dml.config.mixing import Mixed, Part, Sizes, dataset_names, mixed, problems_of_parts
 from dml.config.remembering import problems_of_memory
 from dml.config.sections import Data
-from dml.cost import MemoryCost, costs_of_loss, in_units, known, memory_cost
+from dml.config.towers import problems_of_towers
+from dml.cost import (
+    MemoryCost,
+    costs_of_loss,
+    in_units,
+    known,
+    memory_bytes_sent,
+    memory_cost,
+)
 from dml.errors import ConfigError, in_full
 from dml.measuring import measure, measured_rows
 from dml.rules import MOST_STEPS, Problem
@@ -52,10 +60,11 @@ class Plan:
     datasets: tuple[Mixed, ...] = ()  # if there are several
     memory: MemoryCost | None = None
     proxy_memory: int | None = None  # if the loss has proxies
+    towers: str | None = None  # what y is, if there are two
 
     def to_dict(self) -> dict[str, Any]:
         """The content of plan.json."""
-        optional = ("datasets", "memory", "proxy_memory")
+        optional = ("datasets", "memory", "proxy_memory", "towers")
         return {key: value for key, value in asdict(self).items() if key not in optional or value}
 
     def __str__(self) -> str:
@@ -67,6 +76,7 @@ class Plan:
             "processes": f"{self.processes:,}",
             "images per process": f"{self.images_per_process:,}",
             "micro-batches per process": f"{self.micro_batches:,}",
+            **({"two towers": f"every image, x, with its y: {self.towers}"} if self.towers else {}),
             "training classes": known(self.train_classes),
             "validation classes": known(self.validation_classes),
             "steps": f"{self.steps:,}",
@@ -156,7 +166,8 @@ def plan(
         epochs=steps * m / images if images else None,
         steps_per_epoch=math.ceil(images / m) if images else None,
         datasets=tuple(mixed(config, steps, parts)) if several else (),
-        memory=memory_of(config, b),
+        memory=memory_of(config, processes),
+        towers=config.towers.y,
         **costs_of(config, processes, classes, held_out),
     )
 
@@ -168,12 +179,17 @@ def costs_of(
     batch, d, tile = config.batch, config.model.embedding_size, config.engine.tile
     n = batch.classes if classes is None else classes - (held_out or 0)
     m = batch.classes * batch.per_class
-    return costs_of_loss(config.loss.name, m, d, processes, tile, n, config.optim.name)
+    towers = config.towers.y is not None
+    return costs_of_loss(config.loss.name, m, d, processes, tile, n, config.optim.name, towers)
 
 
-def memory_of(config: Config, b: int) -> MemoryCost | None:
+def memory_of(config: Config, processes: int) -> MemoryCost | None:
     size, start, d = config.memory.size, config.memory.from_step, config.model.embedding_size
-    return None if size is None else memory_cost(size, start, b, d, config.engine.tile)
+    if size is None:
+        return None
+    b = -(-config.batch.classes * config.batch.per_class // processes)
+    sent = memory_bytes_sent(config.loss.name, config.loss.parameters, processes)
+    return memory_cost(size, start, b, d, config.engine.tile, sent)
 
 
 def _problems(
@@ -216,6 +232,8 @@ def _problems(
         )
         fix = "set model.batchnorm=frozen or model.checkpointing=false"
         yield Problem("model.checkpointing", True, text, fix)
+    of_others = config.loss.name, config.memory.size, engine.kind, config.eval.frozen
+    yield from problems_of_towers(config.towers, *of_others)
     if processes > 1 and batchnorm == "local":
         text = "with several processes, each would normalise with the statistics of its own images"
         fix = "set model.batchnorm=frozen or model.batchnorm=synced"
@@ -223,10 +241,10 @@ def _problems(
     size = config.data.size or ASSUMED_SIZE
     batches = 2  # that of this step, and the next one
     sample = 4 * ASSUMED_FEATURES if config.model.backbone == "none" else 3 * size**2
-    needed = batches * b * sample
+    needed = batches * b * sample * (1 if config.towers.y is None else 2)
     of_loss = costs_of(config, processes, classes, held_out)
     needed += of_loss["loss_memory"] + of_loss.get("proxy_memory", 0)
-    if remembered := memory_of(config, b):
+    if remembered := memory_of(config, processes):
         needed += remembered.bytes
     if needed > LARGEST_MEMORY:
         text = (
@@ -276,10 +294,11 @@ def cache_of(data: Data) -> Cache | None:
 def missing_files(config: Config) -> list[str]:
     """What training would not find, a sentence each."""
     weights, found = config.model.weights, []
-    for shards in config.data.folders:
+    of_y = [] if config.towers.folder is None else [("towers.y", config.towers.folder)]
+    for key, shards in (*(("data.shards", each) for each in config.data.folders), *of_y):
         if not has_shards(shards):
             found.append(
-                f"data.shards = {in_full(shards)}: there are no shards; build them or fix the path"
+                f"{key} = {in_full(shards)}: there are no shards; build them or fix the path"
             )
     if weights not in (None, "pretrained") and not os.path.exists(os.path.expanduser(weights)):
         found.append(f"model.weights = {in_full(weights)}: there is no such file; fix the path")

@@ -6,7 +6,8 @@
 Similarity is the dot product of embeddings: 1 for the same image, less for images that are less alike.
 The search is exact: every image is compared, by faiss if it is installed, else by torch. In a set with an
 index (dml index) the index is searched, and what it finds is compared exactly. If RUN was trained on
-features, QUERY is a .npy file with a vector or a matrix, or a folder of shards of features.
+features, QUERY is a .npy file with a vector or a matrix, or a folder of shards of features. If RUN has two
+encoders, --tower y embeds QUERY with that of y, for a search of y in x.
 
 A query that is itself in the set (the same path) is not among its own neighbours. The picture has a row
 per query: the query, then its neighbours with class and similarity, framed green if they have the query's
@@ -51,6 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "embedded", type=Path, metavar="EMBEDDED", help="what dml embed wrote with this RUN"
     )
     parser.add_argument("query", type=Path, metavar="QUERY", help="an image, or a folder of images")
+    parser.add_argument(
+        "--tower",
+        choices=("x", "y"),
+        help="which encoder of a RUN with two of them embeds QUERY (default: x)",
+    )
     parser.add_argument("--k", type=int, default=5, metavar="K", help="neighbours per query (5)")
     parser.add_argument(
         "--picture", type=Path, metavar="PNG", help=f"draw them, up to {ROWS} queries"
@@ -108,7 +114,7 @@ def search(args: argparse.Namespace) -> None:
             f"{args.run}: search with that run, or embed the images with this one"
         )
     pictures = source_of(embedded.info) if args.picture else None
-    model = load_trained(args.run)
+    model = load_trained(args.run, args.tower)
     if isinstance(model.spec, Features) and args.picture:
         raise EmbeddedError(
             f"--picture {args.picture}: {args.run} was trained on features, not images"

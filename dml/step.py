@@ -91,14 +91,15 @@ def update(
     micro_batch: int | None = None,
     clock: Clock | None = None,
     *,
-    all_labels: Tensor | None = None,
+    all_labels: Tensor | Pair | None = None,
     identities: Tensor | None = None,
     meanwhile: Callable[[], None] | None = None,
     loss_optimizer: Optimizer | None = None,
 ) -> Update:
     """Make one step of the optimizer; loss and gradient_norm are the same on every process.
 
-    `model` and `optimizer` come from `accelerator.prepare`. images, labels: of two towers, pairs.
+    `model` and `optimizer` come from `accelerator.prepare`. images, labels, all_labels: of two towers,
+    pairs.
     micro_batch: images per micro-batch; None means all at once. all_labels, identities: those of the
     global batch on the CPU, if they are known; then no process asks for the labels, and a memory leaves
     out the anchor's own image. meanwhile: called while a GPU works on the step, before this process waits
@@ -173,15 +174,17 @@ def backward(
     micro_batch: int | None = None,
     clock: Clock | None = None,
     *,
-    all_labels: Tensor | None = None,
+    all_labels: Tensor | Pair | None = None,
     identities: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | Pair]:
     """Add the gradient of the global loss to the parameters; return the loss and this process's
     embeddings, detached. Arguments as for `update`."""
     inputs, of = of_towers(images), of_towers(labels)
     clock = clock or Clock(inputs[0].device)
-    known = {"all_labels": all_labels, "identities": identities}
-    known = {name: x for name, x in known.items() if x is not None}
+    known = {} if identities is None else {"identities": identities}
+    if all_labels is not None:
+        names = ("all_labels", "all_y_labels")
+        known |= dict(zip(names, of_towers(all_labels), strict=False))
 
     def loss_of(embeddings: tuple[Tensor, ...]) -> Tensor:
         each = zip(embeddings, of, strict=True)

@@ -37,7 +37,8 @@ ROOMS = [
     "dml.optim",
     "dml.step",
     "dml.evaluate",
-    # the story, and the programs
+    # the story with what it is about, and the programs
+    "dml.running",
     "dml.training",
     "dml.train",
     "dml.embed",
@@ -57,8 +58,8 @@ ONLY = {
         *("dml.distributed.collectives", "dml.distributed.precision"),
     },
     "dml.models": {
-        *("dml.config", "dml.errors", "dml.data.preprocessing", "dml.data.vectors"),
-        "dml.distributed.precision",
+        *("dml.config", "dml.errors", "dml.distributed.precision"),
+        *("dml.data.preprocessing", "dml.data.vectors", "dml.data.pair"),
     },
     "dml": {
         "shards.index",
@@ -236,7 +237,8 @@ def test_no_module_hides_another():
 def test_functions_and_files_are_short():
     for name, path in MODULES.items():
         text = path.read_text()
-        assert text.count("\n") <= 400, f"{name} is longer than 400 lines"
+        most = 150 if name == "dml.training" else 400
+        assert text.count("\n") <= most, f"{name} is longer than {most} lines"
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno < 80, f"{name}.{node.name} is too long"

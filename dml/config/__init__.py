@@ -5,6 +5,7 @@
 - `loading`: files, `extends` and --set into a Config
 - `mixing` (Part, Mixed, share_classes, dataset_names): what each of several datasets brings to a run
 - `remembering` (Memory): the section of the cross-batch memory
+- `towers` (Towers): the section of two towers
 - `packaged` (find_config, find_shards): the files that are installed with the package
 - `yaml12`: the YAML that is read and written
 - `synonyms`: what a user may have meant by an unknown key

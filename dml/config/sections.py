@@ -10,6 +10,7 @@ from typing import Any, Literal, get_type_hints
 from dml.catalogue import DATASETS, Parameter
 from dml.config.keys import BACKBONE, PART, SIZES, TRACKER_NAMES, WEIGHTS, key
 from dml.config.remembering import Memory
+from dml.config.towers import Towers
 from dml.rules import (
     FOLDER_NAME,
     INCREASING,
@@ -137,8 +138,11 @@ class Batch:
     classes: int = key(
         "P, the number of classes in a global batch", rule=between(2, 10**7), example=16
     )
-    # with one image per class no anchor would have a positive
-    per_class: int = key("M, the number of images of each class", default=5, rule=between(2, 10**6))
+    per_class: int = key(
+        "M, the number of images of each class; 1 needs `towers.y`",
+        default=5,
+        rule=between(1, 10**6),
+    )
     group: Literal["super_class"] | None = key(
         "deal a batch within a group: classes of one super-class, and of the next where it ends; "
         "null: from all classes",
@@ -280,9 +284,7 @@ class Optim:
         later=True,
     )
     momentum: float = key("momentum of sgd", default=0.9, rule=SHARE)
-    weight_decay: float = key(
-        "weight decay of all parameters of the model", default=5e-4, rule=at_least(0)
-    )
+    weight_decay: float = key("weight decay of the whole model", default=5e-4, rule=at_least(0))
     schedule: Literal["constant", "step", "cosine"] = key(
         "`step` multiplies lr by gamma at every milestone; `cosine` lowers it to zero by the end",
         default="constant",
@@ -343,9 +345,7 @@ class Eval:
     )
     untrained: bool = key("also evaluate the test classes before the first step", default=False)
     frozen: bool = key(
-        "also evaluate, before the first step, the features before the head",
-        default=False,
-        execution=True,
+        "also evaluate the features before the head, at the start", default=False, execution=True
     )
     test: bool = key(
         "evaluate the test classes at the end; false: never, for runs that settings are chosen by, which "
@@ -374,6 +374,7 @@ class Config:
     model: Model
     loss: Loss
     memory: Memory
+    towers: Towers
     engine: Engine
     optim: Optim
     length: Length

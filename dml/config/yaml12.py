@@ -25,6 +25,18 @@ TAG = "tag:yaml.org,2002:"
 
 
 class _Reader(yaml.SafeLoader):
+    levels = 0  # of the node that is composed
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuses a text as soon as it is too deep: PyYAML takes a second for a thousand levels."""
+        self.levels += 1
+        if self.levels > DEEPEST:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, TOO_DEEP, mark)
+        node = super().compose_node(parent, index)
+        self.levels -= 1
+        return node
+
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep)
         first: dict[Any, int] = {}
@@ -106,8 +118,6 @@ def _parsed(text: str) -> Any:
         raise ValueError(
             f"line {line} is not YAML: {shortened(error.problem or '', 200)}"
         ) from None
-    except RecursionError:
-        raise ValueError(f"not YAML: {TOO_DEEP}") from None
     # an explicit tag on the wrong text (!!bool x) fails inside PyYAML with other errors
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
         problem = " ".join(str(error).split())

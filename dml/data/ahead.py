@@ -35,7 +35,7 @@ class Ahead:
         first = ranks_of_machine(batches.rank, batches.size)[0] == batches.rank
         if cache is None or cache.ranges or not first:
             return
-        self.all_files = batches.reader.files(batches.all_rows)
+        self.all_files = batches.files(batches.all_rows)
         if cache.limit is None and all(map(cache.has, self.all_files)):
             return
         self._grow()
@@ -44,7 +44,7 @@ class Ahead:
             self.fetcher.want(list(self.needed))
 
     def files_of(self, place: int) -> list[File]:
-        return self.batches.reader.files(self.batches.rows_on_machine(self.order[place]))
+        return self.batches.files(self.batches.rows_on_machine(self.order[place]))
 
     def refuse_small_cache(self) -> None:
         """ShardError if the cache cannot hold what a single batch needs."""

@@ -4,7 +4,7 @@
 
 The batch of a step is the same for any number of processes and loader workers, and depends on no
 earlier batch: a resumed run starts at its step. Random crops and flips are a function of (seed, step,
-position in the global batch). So any part of a batch can be made on its own, and the labels of the
+position in the global batch, tower). So any part of a batch can be made on its own, and the labels of the
 global batch are known on every process. Images stay uint8 until `Normalise` on the device.
 """
 
@@ -24,17 +24,19 @@ from PIL import Image
 from torch import Tensor
 
 from dml.data.deck import Deck, GroupedDeck, mix, mix_each, uniforms
+from dml.data.pair import Spec
 from dml.data.preprocessing import NUMBERS, Input, eval_image, train_image
 from dml.data.reading import JointReader
 from dml.data.vectors import Features, VectorReader
 from dml.distributed.workers import ranks_of_machine
+from shards.cache import File
 from shards.index import Index
 
 Rows = NDArray[np.int64]
 Pixels = NDArray[np.uint8]  # RGB
 MOST_KEPT = 2**24  # numbers
 # what a random number is used for; part of its hash
-CLASSES, IMAGES, AUGMENT, HOLD_OUT, GROUPS, GROUP_IMAGES, DATASET = range(7)
+CLASSES, IMAGES, AUGMENT, HOLD_OUT, GROUPS, GROUP_IMAGES, DATASET, AUGMENT_Y = range(8)
 
 
 @dataclass(frozen=True)
@@ -185,12 +187,12 @@ def put(images: Iterable[Image.Image], out: Pixels) -> None:
 
 class ImageBatches(ABC):
     """Batches by number: images, n x size x size x 3 uint8, or vectors, n x size float32, and a number
-    for each.
+    for each; or those of two towers (`PairSpec`).
 
     A batch is made in parts of any length, by one process or by several.
     """
 
-    spec: Input | Features
+    spec: Spec
     most: int  # images in the largest batch
 
     @abstractmethod
@@ -209,7 +211,8 @@ class ImageBatches(ABC):
 
 
 class TrainBatches(ImageBatches):
-    """By step: this process's slice of the global batch, and b labels."""
+    """By step: this process's slice of the global batch, and b labels. augment: what its random numbers
+    are for, AUGMENT or, in the other of two towers, AUGMENT_Y."""
 
     def __init__(
         self,
@@ -218,8 +221,10 @@ class TrainBatches(ImageBatches):
         spec: Input | Features,
         rank: int = 0,
         size: int = 1,
+        augment: int = AUGMENT,
     ) -> None:
         self.reader, self.batches, self.spec = reader_of(index, spec), batches, spec
+        self.augment = augment
         self.rank, self.size = rank, size
         self.own = own_share(batches.m, rank, size)
         self.most = len(self.own)
@@ -228,6 +233,14 @@ class TrainBatches(ImageBatches):
     def all_rows(self) -> Rows:
         """All that any batch may hold."""
         return self.batches.rows
+
+    def files(self, rows: Rows) -> list[File]:
+        """The files of servers that some rows need."""
+        return self.reader.files(rows)
+
+    def all_labels(self, step: int) -> Rows:
+        """The labels of the global batch."""
+        return self.batches.all_labels(step)
 
     def rows_on_machine(self, step: int) -> Rows:
         """The images of a step for all processes of this machine."""
@@ -244,7 +257,7 @@ class TrainBatches(ImageBatches):
         if isinstance(self.reader, VectorReader):
             self.reader.into(out[: len(rows)], rows)
             return torch.from_numpy(labels)
-        key, first = mix(self.batches.seed, AUGMENT, step), positions.start * NUMBERS
+        key, first = mix(self.batches.seed, self.augment, step), positions.start * NUMBERS
         numbers = uniforms(len(rows) * NUMBERS, key, first)
         self.reader.expect(rows)
         images = (
@@ -284,6 +297,10 @@ class EvalBatches(ImageBatches):
     def all_rows(self) -> Rows:
         """All that any batch may hold."""
         return np.concatenate(self.machine)
+
+    def files(self, rows: Rows) -> list[File]:
+        """The files of servers that some rows need."""
+        return self.reader.files(rows)
 
     def rows_on_machine(self, n: int) -> Rows:
         """The images of the n-th batches of all processes of this machine."""

@@ -9,10 +9,20 @@ import numpy as np
 
 from dml.config import Config
 from dml.config.mixing import Part, Sizes, dataset_names, share_classes
-from dml.data.batches import DATASET, Batches, Grouping, Mixture, Rows, TrainBatches, held_out
+from dml.data.batches import (
+    AUGMENT_Y,
+    DATASET,
+    Batches,
+    Grouping,
+    Mixture,
+    Rows,
+    TrainBatches,
+    held_out,
+)
 from dml.data.deck import mix
-from dml.data.preprocessing import Input
+from dml.data.pair import PairSpec, Spec
 from dml.data.reading import first_rows
+from dml.data.towers import PairBatches, read_partner
 from dml.data.vectors import Features, features_of
 from dml.errors import LaunchError
 from dml.plan import cache_of
@@ -44,10 +54,21 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Splits:
-    """features: what the datasets hold, if they do not hold images."""
+    """features: what the datasets hold, if they do not hold images. y: the other tower of the only
+    dataset, if it has shards of its own; its row i belongs with row i of the dataset."""
 
     datasets: tuple[Dataset, ...]
     features: Features | None
+    y: Index | None = None
+
+    @property
+    def y_features(self) -> Features | None:
+        return None if self.y is None else features_of([self.y])
+
+    @property
+    def indexes(self) -> list[Index]:
+        """Of all shards that the run reads."""
+        return [*(data.index for data in self.datasets), *([] if self.y is None else [self.y])]
 
     @property
     def sizes(self) -> Sizes:
@@ -69,7 +90,7 @@ class Splits:
     @property
     def checksum(self) -> str:
         """The same for the same images."""
-        each: list[str] = [data.index.manifest["index"]["sha256"] for data in self.datasets]
+        each: list[str] = [index.manifest["index"]["sha256"] for index in self.indexes]
         return each[0] if len(each) == 1 else hashlib.sha256(" ".join(each).encode()).hexdigest()
 
 
@@ -83,7 +104,7 @@ def read_splits(config: Config) -> Splits:
         read_dataset(config, index, name, number)
         for number, (index, name) in enumerate(zip(indexes, dataset_names(folders), strict=True))
     ]
-    return Splits(tuple(datasets), features)
+    return Splits(tuple(datasets), features, read_partner(config.towers, indexes[0], cache))
 
 
 def refuse_other_kind(config: Config, index: Index, features: Features | None) -> None:
@@ -127,10 +148,8 @@ def of_test_split(index: Index) -> Subset:
     return Subset(index, index.positions("query"), index.labels("query"), gallery)
 
 
-def train_batches(
-    splits: Splits, config: Config, spec: Input | Features, rank: int, size: int
-) -> TrainBatches:
-    """This process's slices of the batches of P classes x M images."""
+def train_batches(splits: Splits, config: Config, spec: Spec, rank: int, size: int) -> TrainBatches:
+    """This process's slices of the batches of P classes x M images; of two towers, pairs of them."""
     batch, datasets = config.batch, splits.datasets
     present = [len(np.unique(data.train.labels)) for data in datasets]
     shares = share_classes(batch.classes, config.data.weights or present)
@@ -149,4 +168,12 @@ def train_batches(
         parts.append(Batches(rows, labels + first, P, batch.per_class, seed, grouping))
     indexes = [data.index for data in datasets]
     dealt = parts[0] if len(parts) == 1 else Mixture(parts, first_rows(indexes), config.run.seed)
-    return TrainBatches(indexes, dealt, spec, rank, size)
+    towers = config.towers
+    if towers.y is None:
+        assert not isinstance(spec, PairSpec)
+        return TrainBatches(indexes, dealt, spec, rank, size)
+    of_x, of_y = (spec.x, spec.y) if isinstance(spec, PairSpec) else (spec, spec)
+    x = TrainBatches(indexes, dealt, of_x, rank, size)
+    others = indexes if splits.y is None else [splits.y]
+    y = TrainBatches(others, dealt, of_y, rank, size, AUGMENT_Y)
+    return PairBatches(x, y, towers.labels == "sample")

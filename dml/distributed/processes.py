@@ -169,7 +169,7 @@ def own_cores(local: int) -> int:
     return min(cores, int(slurm)) if slurm else max(1, cores // local)
 
 
-def settle_buckets(model: nn.Module, images: Tensor) -> None:
+def settle_buckets(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     """Let DDP settle the layout of its buckets before the first step.
 
     DDP reorders them after the first backward. With three or more processes the last bits of a
@@ -180,6 +180,8 @@ def settle_buckets(model: nn.Module, images: Tensor) -> None:
         return
     model.eval()  # statistics of BatchNorm stay as they are
     for _ in range(2):
-        (0 * model(images).sum()).backward()
+        found = model(*inputs)
+        embeddings = [found] if isinstance(found, Tensor) else found
+        torch.autograd.backward([0 * x.sum() for x in embeddings])
     model.zero_grad()
     model.train()  # type: ignore[no-untyped-call]

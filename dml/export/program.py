@@ -35,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--torch", type=Path, metavar="FILE", help="a program of torch.export, .pt2"
     )
     parser.add_argument("--hf", type=Path, metavar="DIR", help="a folder for Hugging Face")
+    parser.add_argument(
+        "--tower", choices=("x", "y"), help="which encoder of a RUN with two of them (default: x)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
     args = parser.parse_args(argv)
     if not (args.onnx or args.torch or args.hf):
@@ -59,11 +62,16 @@ def export(args: argparse.Namespace) -> None:
 
     if args.hf:
         refuse_occupied(args.hf, is_folder, "a model", "dml export", args.overwrite, "--hf")
-    config, model = read_config(args.run), load_trained(args.run).float().cpu()
+    config, model = read_config(args.run), load_trained(args.run, args.tower).float().cpu()
     if args.hf and isinstance(model.spec, Features):
         raise RunError(
             f"--hf {args.hf}: {args.run} was trained on features, and such a folder is for models of "
             "images; --onnx and --torch export it"
+        )
+    if args.hf and config.towers.two_encoders:
+        raise RunError(
+            f"--hf {args.hf}: {args.run} has two encoders, and such a folder is for models of one; "
+            "--onnx and --torch export each of them"
         )
     program = exported(model)
     if args.onnx:

@@ -47,6 +47,7 @@ class Info:
     dimensions: int
     unreadable: int  # images left out
     features: bool = False  # of the backbone, before the head
+    tower: str | None = None  # of a run with two encoders; None: x, or there is one
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +106,9 @@ def is_ours(folder: Path) -> bool:
 def write(folder: Path, embedded: Embedded, parquet: bool = False) -> None:
     """Write the folder whole, or leave what is there."""
     head = {"format": FORMAT, "version": VERSION, **asdict(embedded.info)}
-    if not embedded.info.features:
-        del head["features"]
+    for key in ("features", "tower"):
+        if not head[key]:
+            del head[key]
 
     def files() -> Iterator[tuple[str, bytes]]:
         yield VECTORS, as_npy(embedded.X)
@@ -149,7 +151,7 @@ def read(folder: Path) -> Embedded:
 
 
 def as_info(head: Mapping[str, Any]) -> Info:
-    head = {"features": False, **head}  # earlier versions had embeddings only
+    head = {"features": False, "tower": None, **head}  # earlier versions had embeddings only
     info = Info(**{field.name: head[field.name] for field in fields(Info)})
     if not all(isinstance(text, str) for text in (info.run, info.model_sha256, info.source)):
         raise TypeError(f"{INFO} has numbers where there should be text")

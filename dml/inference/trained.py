@@ -47,8 +47,9 @@ AGAIN = (
 )
 
 
-def load_trained(folder: str | Path) -> Embedder:
-    """The trained model of a run's folder, for embedding, on a GPU if there is one.
+def load_trained(folder: str | Path, tower: str | None = None) -> Embedder:
+    """The trained model of a run's folder, for embedding, on a GPU if there is one. tower: of a run with
+    two encoders, "x" or "y"; None: x.
 
     It needs neither the shards nor the weights that training started from. It computes in float32
     where training used bf16.
@@ -56,8 +57,12 @@ def load_trained(folder: str | Path) -> Embedder:
     folder = Path(folder)
     config, data = read_config(folder), read_model(folder)
     path = folder / "model.safetensors"
+    if tower is not None and not config.towers.two_encoders:
+        raise RunError(f"--tower {tower}: {folder} has one encoder; leave --tower out")
     try:
         state = load_tensors(data)
+        if config.towers.two_encoders:
+            state = of_tower(state, tower or "x", path)
         features = features_in(state, path) if config.model.backbone == "none" else None
         settings = replace(config.model, weights=None)
         model = make_model(settings, config.data, config.run.seed, features)
@@ -71,6 +76,15 @@ def load_trained(folder: str | Path) -> Embedder:
     except RuntimeError as error:  # torch lists every key that does not fit
         raise unfit(path, str(error).splitlines()[1].strip()) from None
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def of_tower(state: Mapping[str, Tensor], tower: str, path: Path) -> dict[str, Tensor]:
+    """The weights of one of two encoders, as those of one."""
+    prefix = f"{tower}."
+    found = {key.removeprefix(prefix): x for key, x in state.items() if key.startswith(prefix)}
+    if not found:
+        raise unfit(path, f"it has no tower {tower}")
+    return found
 
 
 def features_in(state: Mapping[str, Tensor], path: Path) -> Features:
@@ -150,6 +164,8 @@ def weights_sha256(model: Embedder) -> str:
 class NamedBatches(ImageBatches):
     """By number: batches of images, and whether each is readable; an unreadable one is black. Vectors
     of features in the same way."""
+
+    spec: Input | Features
 
     def __init__(
         self, source: Source, names: Sequence[str], spec: Input | Features, batch: int

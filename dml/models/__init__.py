@@ -12,6 +12,7 @@ The weights depend only on the config and the seed, so they are the same in ever
 - `convnet` (convnet): a small network for studies on a CPU
 - `timm_backbone` (timm_backbone, checkpoint_timm): any network of timm
 - `embedder` (Embedder, MLP): backbone, head and normalisation as one module
+- `two_towers` (TwoTowers): two encoders as one module
 - `weights` (load_weights, packaged): weights from files
 """
 
@@ -34,9 +35,10 @@ from dml.models.efficientnet_lite import efficientnet_lite0
 from dml.models.embedder import Embedder
 from dml.models.resnet50 import resnet50, resnet50_v1
 from dml.models.timm_backbone import checkpoint_timm, timm_backbone
+from dml.models.two_towers import TwoTowers
 from dml.models.weights import load_weights, packaged
 
-__all__ = ["BACKBONES", "Embedder", "ModelError", "make_model"]
+__all__ = ["BACKBONES", "Embedder", "ModelError", "TwoTowers", "make_model", "make_towers"]
 
 BACKBONES: Mapping[str, Callable[[], Backbone]] = {
     "bn_inception": bn_inception,
@@ -80,6 +82,18 @@ def make_model(
         path = packaged(kind, backbone.published) if pretrained else model.weights
         load_weights(embedder, backbone, model.backbone, path)
     return embedder
+
+
+def make_towers(
+    settings: config.Config, features: Features | None, y_features: Features | None
+) -> Embedder | TwoTowers:
+    """The model of a config: one encoder, or two that begin with random weights of their own."""
+    seed = settings.run.seed
+    x = make_model(settings.model, settings.data, seed, features)
+    if not settings.towers.two_encoders:
+        return x
+    other = torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed))
+    return TwoTowers(x, make_model(settings.model, settings.data, int(other), y_features))
 
 
 def crop(spec: Input, data: config.Data) -> Input:

@@ -78,8 +78,18 @@ class Embedder(nn.Module):
         found: Tensor = self.backbone(x)
         return found
 
-    def forward(self, images: Tensor, head: bool = True) -> Tensor:
-        """head: whether the features go through it; without it, they are the embedding."""
+    def forward(
+        self, images: Tensor, y: Tensor | None = None, head: bool = True
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """y: the samples of another tower that has the same encoder; the embeddings of both are then
+        returned, which are computed together. head: whether the features go through it; without it,
+        they are the embedding."""
+        if y is not None:
+            both = self.embed(torch.cat([images, y]), head)
+            return both[: len(images)], both[len(images) :]
+        return self.embed(images, head)
+
+    def embed(self, images: Tensor, head: bool = True) -> Tensor:
         x = self.features(images)
         if head:
             x = self.head(self.dropout(x))

@@ -93,9 +93,12 @@ def learned(config: Config) -> dict[str, Any]:
     """The settings that say what is learned up to any step. The length is one of them only where the
     learning rate depends on it, and a key that came later only where it is not at its default."""
     fixed = config.optim.schedule == "cosine"
+    settings = flatten(config)
+    if config.towers.folder:  # its place may change; its checksum is in the checkpoints
+        settings["towers.y"] = "a folder"
     return {
         key: value
-        for key, value in flatten(config).items()
+        for key, value in settings.items()
         if key not in EXECUTION
         and (fixed or not key.startswith("length."))
         and not (key in LATER and value == LATER[key])

@@ -21,6 +21,7 @@ from dml.run_folder.journal import Journal
 from dml.run_folder.progress import Progress
 from shards.output import EVERY, time_left
 
+Towers = tuple[Tensor, Tensor]  # the tensors of both
 HISTOGRAMS = 10  # lines of metrics per histogram, after that of the first line
 
 
@@ -46,7 +47,10 @@ class Reporter:
         self.bar = tqdm(total=plan.steps, initial=progress.step, unit="step", disable=hide)
 
     def report(
-        self, metrics: Mapping[str, float | None], embeddings: Tensor, labels: Tensor
+        self,
+        metrics: Mapping[str, float | None],
+        embeddings: Tensor | Towers,
+        labels: Tensor | Towers,
     ) -> None:
         """After every step. embeddings and labels: of this process."""
         self.bar.update()
@@ -54,10 +58,7 @@ class Reporter:
         step, every = self.progress.step, self.run.log_steps
         if step % every:
             return
-        loss = self.loss_fn.loss
-        pairs = None
-        if isinstance(loss, PairLoss):
-            pairs = pair_report(loss, embeddings, labels, self.tile, Wire())
+        pairs = self.pairs(embeddings, labels)
         seen = {
             "images": step * self.plan.batch_size,
             **metrics,
@@ -69,6 +70,15 @@ class Reporter:
         self.journal.log(Training(step, seen, timing))
         if pairs is not None and (step == every or step % (HISTOGRAMS * every) == 0):
             self.journal.log(Pairs(step, pairs))
+
+    def pairs(self, embeddings: Tensor | Towers, labels: Tensor | Towers) -> PairReport | None:
+        """What the loss sees in the batch; None of two towers, and of a loss with proxies."""
+        loss = self.loss_fn.loss
+        if isinstance(embeddings, tuple) or isinstance(labels, tuple):
+            return None
+        if not isinstance(loss, PairLoss):
+            return None
+        return pair_report(loss, embeddings, labels, self.tile, Wire())
 
     def of_memory(self) -> dict[str, float | None]:
         """The share of the anchors of the last batch that found a positive in the memory; None: it was

@@ -59,7 +59,7 @@ def write_result(folder: Path, weights: Mapping[str, Tensor], result: Mapping[st
 
 def write_picture(folder: Path, picture: Image.Image) -> None:
     png = io.BytesIO()
-    picture.save(png, "PNG", optimize=True)
+    picture.save(png, "PNG", compress_level=3)  # as small as 9 here, in a seventh of the time
     write_whole(folder / "nearest.png", png.getvalue())
 
 

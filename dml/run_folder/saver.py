@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dml.config import Config
+from dml.data.pair import inputs_of
 from dml.distributed.full_state import (
     Named,
     read_slots,
@@ -32,7 +33,7 @@ from dml.distributed.processes import settle_buckets
 from dml.distributed.team import Team
 from dml.errors import CheckpointError, RunError
 from dml.gpw import Memory
-from dml.models import Embedder
+from dml.models import Embedder, TwoTowers
 from dml.run_folder import checkpoint
 from dml.run_folder.background import Background
 from dml.run_folder.checkpoint import Checkpoint
@@ -97,7 +98,7 @@ def last_checkpoint(team: Team, folder: Path, origin: Origin, steps: int) -> Che
 def restore(
     team: Team,
     last: Checkpoint | None,
-    model: Embedder,
+    model: Embedder | TwoTowers,
     optimizer: Optimizer,
     learned: Learned | None = None,
 ) -> tuple[Any, Any, Progress]:
@@ -118,13 +119,13 @@ def restore(
         if learned is not None:
             state = last.tensors.get(LOSS, {})
             write_learned(team.accelerator, learned.loss, learned.optimizer, state, progress.step)
-    images = torch.zeros(2, *spec.shape, dtype=spec.tensor_dtype, device=team.device)
-    settle_buckets(wrapped, images)
+    batch = torch.zeros(2, *spec.shape, dtype=spec.tensor_dtype, device=team.device)
+    settle_buckets(wrapped, inputs_of(spec, batch))
     return wrapped, optimizer, progress
 
 
 def check_fits(
-    model: Embedder, optimizer: Optimizer, learned: Learned | None, last: Checkpoint
+    model: nn.Module, optimizer: Optimizer, learned: Learned | None, last: Checkpoint
 ) -> None:
     try:
         model.load_state_dict(last.tensors[MODEL])
