@@ -13,6 +13,9 @@ setup: $(STAMP) ## create .venv with everything the tests need
 # A .venv that is half-made, or of a Python that is too old, is made anew. torch is installed first and
 # pinned: a range would allow the newest release and download gigabytes.
 RECENT := import sys; sys.exit(sys.version_info < (3, 10))
+# DeepSpeed compiles at a first use what is not compiled when it is installed; such a wheel fits this torch
+# alone, so pip must not keep it for other environments.
+DEEPSPEED = DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation
 ANOTHER := name another with make setup PYTHON=/path/to/python3
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(RECENT)' 2>/dev/null || { echo "make setup: $(PYTHON) is" \
@@ -23,8 +26,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev,icons,cars196,pretrained,slurm]'
 	$(BIN)/python -m pip install -q -c constraints.txt setuptools wheel ninja
-	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BIN)/python -m pip install -q -c constraints.txt \
-		--no-build-isolation -e '.[deepspeed]'
+	@echo "compiling DeepSpeed's operator for processes without GPUs: about a minute"
+	@DS_BUILD_SHM_COMM=1 $(DEEPSPEED) --no-cache-dir --no-deps deepspeed >/dev/null 2>&1 \
+		|| echo "make setup: it cannot be compiled here (g++ and Python.h?); the first ZeRO run on CPUs tries again"
+	$(DEEPSPEED) -e '.[deepspeed]'
 	touch $(STAMP)
 
 # Files of tests side by side; the longest begin first (LONGEST of tests/conftest.py). Three of them on

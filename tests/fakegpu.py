@@ -15,11 +15,12 @@ FakeGPU(shapes_only=True) computes nothing: a batch of 65,536 costs no time, and
 
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "fakegpu"
@@ -120,8 +121,8 @@ class FakeGPU(TorchDispatchMode):
         self.waits[where + what] += 1
 
     def run(self, op, args, kwargs):
-        name, device = op._schema.name.removeprefix("aten::"), kwargs.get("device")
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        name, device = known(op).name, kwargs.get("device")
+        tensors = [x for x in leaves([*args, *kwargs.values()]) if isinstance(x, torch.Tensor)]
         fake = [x for x in tensors if isinstance(x, GpuTensor)]
         cpu = [x for x in tensors if not isinstance(x, GpuTensor) and x.ndim]
         on_gpu = bool(fake) if device is None else torch.device(device).type == NAME
@@ -137,20 +138,18 @@ class FakeGPU(TorchDispatchMode):
 
     def note(self, name, op, args, kwargs, crosses, on_gpu):
         booleans = name.startswith("index") and any(
-            getattr(i, "dtype", None) == torch.bool for i in tree_leaves(args[1])
+            getattr(i, "dtype", None) == torch.bool for i in leaves(args[1])
         )
         waiting_copy = name in COPIES and crosses and not asynchronous(op, args, kwargs)
         if name in WAITS or booleans or waiting_copy:
             self.wait(name)
-        returns = op._schema.returns
-        view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
         if (
             on_gpu
             and name.rstrip("_") in ATOMIC | NEVER_REPRODUCIBLE
             and args[0].is_floating_point()
         ):
             self.unordered[name.rstrip("_")] += 1
-        if on_gpu and not view and name not in ALLOCATIONS:
+        if on_gpu and not known(op).view and name not in ALLOCATIONS:
             self.launches[name] += 1
 
     def compute(self, op, args, kwargs, fake, on_gpu):
@@ -164,7 +163,8 @@ class FakeGPU(TorchDispatchMode):
                 return x.to("meta")
             return x
 
-        inner_args, inner_kwargs = tree_map(unwrap, (args, kwargs))
+        inner_args = mapped(unwrap, args)
+        inner_kwargs = {key: mapped(unwrap, x) for key, x in kwargs.items()}
         if kwargs.get("device") is not None:
             inner_kwargs["device"] = where
         result = op(*inner_args, **inner_kwargs)
@@ -174,10 +174,37 @@ class FakeGPU(TorchDispatchMode):
                 return y
             return own[id(y)] if id(y) in own else GpuTensor(y)
 
-        return tree_map(wrap, result)
+        return mapped(wrap, result)
+
+
+class Known(NamedTuple):
+    """Of an operation: its name, whether it returns a view, and the names of its arguments."""
+
+    name: str
+    view: bool
+    arguments: list[str]
+
+
+@cache
+def known(op):
+    """torch makes a schema anew whenever it is asked for."""
+    schema = op._schema
+    view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    arguments = [argument.name for argument in schema.arguments]
+    return Known(schema.name.removeprefix("aten::"), view, arguments)
+
+
+def leaves(x):
+    """What is in a list, or the thing itself; torch's own trees take ten times as long."""
+    return [leaf for each in x for leaf in leaves(each)] if isinstance(x, list | tuple) else [x]
+
+
+def mapped(f, x):
+    """f of all leaves, in lists and tuples as before."""
+    return type(x)([mapped(f, each) for each in x]) if isinstance(x, list | tuple) else f(x)
 
 
 def asynchronous(op, args, kwargs):
     """Whether a copy has non_blocking=True."""
-    names = [argument.name for argument in op._schema.arguments]
+    names = known(op).arguments
     return bool((dict(zip(names, args, strict=False)) | kwargs).get("non_blocking"))

@@ -19,14 +19,14 @@ BUNDLED = Path(__file__).parents[1] / "shards" / "bundled" / "icons-mini"
 
 @cache
 def few_icons():
-    """The bundled icons with 200 of their 1,000 test images: most of the time of a short run would be
+    """The bundled icons with 120 of their 1,000 test images: most of the time of a short run would be
     its last evaluation."""
     folder = Path(tempfile.mkdtemp(prefix="icons-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shards = shutil.copytree(BUNDLED, folder / "icons-mini")
     index = load_index(shards)
-    splits = {**index.manifest["splits"], "test": {"classes": 100, "images": 200}}
-    put_index(shards, index.rows[: splits["train"]["images"] + 200], splits=splits)
+    splits = {**index.manifest["splits"], "test": {"classes": 60, "images": 120}}
+    put_index(shards, index.rows[: splits["train"]["images"] + 120], splits=splits)
     return shards
 
 

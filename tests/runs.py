@@ -36,13 +36,18 @@ BASE = [
 ]
 
 
+# A training process of its own takes all cores, and two threads that share small work on a busy machine can need
+# several times the CPU time of one (69 and 14 s in one comparison, of EfficientNet-Lite0 in float64).
+ONE_CORE = {"SLURM_CPUS_PER_TASK": "1"}
+
+
 def train(processes, folder, *sets, timeout=280):
     """Train to the end; every process must exit with 0. Returns the run's folder."""
     run(TRAIN, processes, *BASE, f"run.dir={folder}", *sets, timeout=timeout)
     return Path(folder) / "icons_mini"
 
 
-def train_several(processes, folder, runs, timeout=280):
+def train_several(processes, folder, runs, timeout=280, variables=None):
     """Several runs in the same processes: {name: settings} -> {name: [(exit code, stderr)]}, with an
     entry for every process. Run `name` is in folder/name."""
     lines = [
@@ -52,7 +57,7 @@ def train_several(processes, folder, runs, timeout=280):
     plan = Path(folder) / f"runs-{processes}.json"
     plan.write_text(json.dumps(lines))
     found = {name: [] for name in runs}
-    for process in start("several.py", processes, plan, timeout=timeout):
+    for process in start("several.py", processes, plan, timeout=timeout, variables=variables):
         assert process.returncode == 0, process.stderr
         said = process.stderr
         for name in runs:

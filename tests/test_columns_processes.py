@@ -1,12 +1,14 @@
 """Two towers and a memory in real processes against the dense loss of one process."""
 
 import sys
+from functools import cache
 
 import pytest
 import torch
 from batches import IDS, VARIANTS, make, relative_error
 from fleet import WORKERS, run
 
+from dml.cost import memory_bytes_sent
 from dml.gpw import dense_loss, dense_loss_of_towers
 
 sys.path.insert(0, str(WORKERS))
@@ -35,23 +37,33 @@ def compare(results, key, loss, gradients):
             assert relative_error(found[key][1], gradient) <= 1e-12, key
 
 
-@pytest.mark.parametrize("case", tower_labels())
-def test_two_towers_on_any_number_of_processes(results, case):
+@cache
+def of_towers(case):
+    """Loss and gradients of every loss of a case, in one process."""
     labels, y_labels = tower_labels()[case]
     model = TwoTowers()
     X, Y = model(inputs(labels, seed=0), inputs(y_labels, seed=1))
-    for name, micro_batches in tower_cases(case):
+    parameters, found = list(model.parameters()), {}
+    for name in {name for name, _ in tower_cases(case)}:
         variant = VARIANTS[IDS.index(name)]
         X_, Y_ = (Z.detach().requires_grad_() for Z in (X, Y))
         loss = dense_loss_of_towers(make(variant), X_, labels, Y_, y_labels)
         through = torch.autograd.grad(loss, (X_, Y_))
-        parameters = list(model.parameters())
         gradients = torch.autograd.grad((X, Y), parameters, through, retain_graph=True)
-        compare(results, ("towers", case, name, micro_batches), loss.item(), gradients)
+        found[name] = loss.item(), gradients
+    return found
 
 
-def test_a_memory_on_any_number_of_processes(results):
-    model = Network()
+@pytest.mark.parametrize("case", tower_labels())
+def test_two_towers_on_any_number_of_processes(results, case):
+    for name, micro_batches in tower_cases(case):
+        compare(results, ("towers", case, name, micro_batches), *of_towers(case)[name])
+
+
+@cache
+def of_memory():
+    """Loss and gradients of every loss with a memory, in one process."""
+    model, found = Network(), {}
     *before, (labels, ids, images) = remembered()
     M = torch.cat([model(x).detach() for _, _, x in before])[-100:]
     z, column_ids = (torch.cat([step[i] for step in before])[-100:] for i in (0, 1))
@@ -59,9 +71,14 @@ def test_a_memory_on_any_number_of_processes(results):
         loss, X = make(variant), model(images)
         L = dense_loss(loss, X, labels)
         L = L + 0.7 * dense_loss(loss, X, labels, M, z, (ids, column_ids))
-        gradients = torch.autograd.grad(L, list(model.parameters()))
+        found[name] = L.item(), torch.autograd.grad(L, list(model.parameters()))
+    return found
+
+
+def test_a_memory_on_any_number_of_processes(results):
+    for name in IDS:
         for micro_batches in (1, 2) if name == IDS[0] else (1,):
-            compare(results, ("memory", name, micro_batches), L.item(), gradients)
+            compare(results, ("memory", name, micro_batches), *of_memory()[name])
 
 
 def test_every_process_holds_the_same_memory_in_the_order_of_the_batches(results):
@@ -77,15 +94,14 @@ def test_every_process_holds_the_same_memory_in_the_order_of_the_batches(results
             assert torch.equal(x, results[0]["queue", "multi_similarity", 1][name])
 
 
-def test_a_memory_sends_nothing(results):
-    """Except for the losses that are one number of the whole batch: their statistics of the memory."""
+def test_a_memory_sends_what_the_plan_says(results):
+    """Nothing, except for the losses that are one number of the whole batch: their sums over its pairs."""
     for found in results:
         for name, variant in zip(IDS, VARIANTS, strict=True):
             (*_, with_memory), without = found["memory", name, 1][2]
-            if make(variant).has_anchors:
-                assert with_memory == without, name
-            else:
-                assert without <= with_memory <= without + len(results) * 2 * 21 * FP64
+            planned = memory_bytes_sent(*variant, len(results))
+            assert with_memory == without + planned, name
+            assert (planned == 0) == (make(variant).has_anchors or len(results) == 1)
 
 
 def test_towers_are_gathered_once(results):

@@ -103,7 +103,7 @@ def test_a_loss_with_lists_and_a_choice_round_trips() -> None:
 
 
 def test_every_section_of_the_contract_exists() -> None:
-    contract = "run, data, batch, model, loss, memory, engine, optim, length, eval, save"
+    contract = "run, data, batch, model, loss, memory, towers, engine, optim, length, eval, save"
     assert ", ".join(SECTIONS) == contract
 
 
@@ -196,7 +196,7 @@ def test_what_is_not_a_finite_number_is_no_rate(text: str) -> None:
 
 FIX = (
     "a config is a YAML file of sections"
-    " (run, data, batch, model, loss, memory, engine, optim, length, eval, save)"
+    " (run, data, batch, model, loss, memory, towers, engine, optim, length, eval, save)"
 )
 
 
@@ -278,13 +278,13 @@ def test_all_problems_are_reported_together_each_with_value_source_rule_and_fix(
         run: {name: a/b}
         data: {dataset: sopp, shards: data/sop}
         bacth: {classes: 16}
-        batch: {clases: 16, per_class: 1}
+        batch: {clases: 16, per_class: 0}
         model: {lr: 1e-5, batchnorm: forzen}
         loss: {name: multi_similarity, betta: 40}
         optim: {milestones: [1200, 2400]}
         """,
     )
-    sections = "run, data, batch, model, loss, memory, engine, optim, length, eval, save"
+    sections = "run, data, batch, model, loss, memory, towers, engine, optim, length, eval, save"
     with pytest.raises(ConfigError) as error:
         load(["bad.yaml"], ["length.stps=10"])
     assert str(error.value).splitlines() == [
@@ -307,7 +307,7 @@ def test_all_problems_are_reported_together_each_with_value_source_rule_and_fix(
         ),
         "  batch.classes: is required; for example batch.classes=16",
         (
-            "  batch.per_class = 1 (bad.yaml): must be a whole number, at least 2, at most 1,000,000;"
+            "  batch.per_class = 0 (bad.yaml): must be a whole number, at least 1, at most 1,000,000;"
             " the default is 5"
         ),
         (

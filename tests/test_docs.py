@@ -371,6 +371,15 @@ def existing(names, here):
 GLOO = "terminate called without an active exception"
 
 
+def ends_well(start, shown):
+    """Run a command by `start`, which returns how it ended."""
+    for _ in range(3):
+        ended = start()
+        if GLOO not in ended.stderr:
+            break
+    assert ended.returncode == 0, f"{shown}\n{ended.stdout}{ended.stderr}"
+
+
 def variables(here):
     path = f"{here / '.bin'}:{environment()['PATH']}"
     return {"PYTHONPATH": f"{here}:{QUICK}", "PATH": path}
@@ -380,12 +389,10 @@ def run(words, here):
     """A command, typed in a folder; it must end well."""
     how = {"cwd": here, "env": environment(**variables(here)), "timeout": 280}
     shell = isinstance(words, str)
-    words = ["bash", "-ec", words] if shell else [str(word) for word in words]
-    for _ in range(3):
-        ended = subprocess.run(words, capture_output=True, text=True, check=False, **how)
-        if GLOO not in ended.stderr:
-            break
-    assert ended.returncode == 0, f"{words[-1] if shell else words}\n{ended.stdout}{ended.stderr}"
+    command = ["bash", "-ec", words] if shell else [str(word) for word in words]
+    ends_well(
+        lambda: subprocess.run(command, check=False, capture_output=True, text=True, **how), words
+    )
 
 
 # Commands of `dml` that need torch. They and the launchers of a page's own programs are forks, which have
@@ -401,8 +408,7 @@ def run_in_fork(text, here):
     name, *words = shlex.split(text, comments=True)
     program = shutil.which(name, path=variables(here)["PATH"])
     command = [WORKERS / "launching.py", program, *words]
-    (ended,) = start_each(command, [variables(here)], 280, here)
-    assert ended.returncode == 0, f"{text}\n{ended.stdout}{ended.stderr}"
+    ends_well(lambda: start_each(command, [variables(here)], 280, here)[0], text)
 
 
 # as pip writes it; that of the wheel is in tests/test_package.py

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -15,11 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dml.config import Data, Engine, Model, Optim
 from dml.data.copies import DeviceCopies
+from dml.data.vectors import Features
 from dml.distributed import processes
 from dml.distributed.precision import full_precision
 from dml.distributed.processes import own_gpu, set_numerics
 from dml.errors import LaunchError
-from dml.models import BACKBONES, make_model
+from dml.models import BACKBONES, Embedder, make_model
 from dml.optim import make_optimizer
 from dml.run_folder.clock import Clock
 
@@ -284,7 +284,7 @@ def test_optimizers_are_fused(name):
     made = []
     for fused in (True, False):
         torch.manual_seed(0)
-        model = SimpleNamespace(backbone=torch.nn.Linear(4, 3), head=torch.nn.Linear(3, 2))
+        model = Embedder(torch.nn.Linear(4, 3), 3, 2, Features(4), "frozen")
         optimizer = make_optimizer(Optim(name=name, lr=0.1), model)
         assert optimizer.defaults["fused"]
         for group in optimizer.param_groups:

@@ -230,7 +230,7 @@ VALUES = [
         "pretrained",
     ),
     *("nan", "inf", "1e5", "auto", "step", "cosine", "nca", "folder", "histogram", "/dev/null"),
-    *("frozen", "adam", "fp32", "cache", "linear", "in", 512, [1, 2, 4, 8, 16]),
+    *("frozen", "adam", "fp32", "cache", "linear", "in", "sample", 512, [1, 2, 4, 8, 16]),
 ]
 LOSS_KEYS = sorted({f"loss.{key}" for each in LOSS_PARAMETERS.values() for key in each})
 LOSSES = {  # a loss with the parameter, where the default has none
@@ -250,6 +250,8 @@ def with_value(key, value):
         tree["length"] = {}
     if section == "memory":  # whose other keys need a size
         tree["memory"] = {"size": 80, "from_step": 0}
+    if section == "towers":  # whose other keys need a y
+        tree["towers"] = {"y": "texts"}
     tree.setdefault(section, {})[name] = value
     if key in LOSSES:
         tree["loss"]["name"] = LOSSES[key]

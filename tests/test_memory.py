@@ -1,11 +1,11 @@
 """The engine never holds the m x m matrix: its memory, measured in a separate process."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fleet import program
 
 from dml.config import load
 from dml.plan import plan
@@ -16,9 +16,9 @@ MIB = 2**20
 
 
 def extra_bytes(m, loss):
-    command = [sys.executable, str(BENCHMARK), "--m", str(m), "--d", "128", "--loss", loss]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return json.loads(out)["extra_bytes"]
+    done = program(BENCHMARK, "--m", m, "--d", 128, "--loss", loss)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["extra_bytes"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")

@@ -73,7 +73,7 @@ MISTAKES = [
     (f"{PLAN} --set batch.classes=501", "set batch.classes to at most 500"),
     (
         f"{PLAN} --set batch.per_class=1",
-        "batch.per_class = 1 (--set): must be a whole number, at least 2",
+        "batch.per_class = 1 (--set): must be at least 2: without two towers",
     ),
     (
         f"{PLAN} --processes 7",

@@ -7,6 +7,7 @@ import pickle
 import sys
 import tarfile
 import types
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
@@ -327,7 +328,11 @@ def test_mean_and_deviation_move_with_the_model_and_are_no_weights():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # within torch
-def test_a_compiled_model_has_the_same_weights_and_embeddings():
+def test_a_compiled_model_has_the_same_weights_and_embeddings(monkeypatch):
+    """Of two narrow stages: every kernel is compiled as C++, by this process, for those that would help would
+    have to import torch first."""
+    monkeypatch.setattr(import_module("torch._inductor.config"), "compile_threads", 1)
+    monkeypatch.setattr(import_module("dml.models.convnet"), "WIDTHS", (8, 16))
     images = pictures(4, SIZE["convnet"])
     plain, compiled = small("convnet"), small("convnet")
     compiled.compile()

@@ -103,6 +103,15 @@ def test_under_zero_it_is_the_same_run(curves, tmp_path, stage):
     assert losses(tmp_path / "icons_mini") == pytest.approx(losses(curves / "two"), rel=1e-4)
 
 
+@pytest.mark.parametrize(("loss", "sums"), [("histogram", 2 * 151), ("margin", 4), ("triplet", 0)])
+def test_the_plan_counts_the_sums_that_a_memory_sends(loss, sums):
+    """tests/test_columns_processes.py counts them on the wire."""
+    sets = [*BASE[3:], *MEMORY, f"loss.name={loss}"]
+    planned = plan(load(BASE[1], sets), processes=4)
+    assert planned.memory.bytes_sent == 3 * 8 * sums
+    assert (" sent" in str(planned.memory)) == (sums > 0)
+
+
 @pytest.mark.parametrize(
     ("sets", "sentence"),
     [

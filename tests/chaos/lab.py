@@ -19,7 +19,17 @@ from pictures import make_folder
 from chaos.faults import Moment
 from chaos.judge import FINISHED, INTERRUPTED, Skip, Violation, content, last_lines
 from chaos.running import Watched, own_shared_memory, shared_memory
-from chaos.setups import LIKE, ONE, RARELY, SWEEP, Settings, Setup, refuse_missing, training
+from chaos.setups import (
+    LAUNCHING,
+    LIKE,
+    ONE,
+    RARELY,
+    SWEEP,
+    Settings,
+    Setup,
+    refuse_missing,
+    training,
+)
 from chaos.shim import compile_shim
 
 WHOLE_RUN = 280  # seconds after which a run of some steps hangs; DeepSpeed's first start compiles
@@ -126,7 +136,9 @@ class Lab:
         place = self.folder / "swept"
         place.mkdir()
         words = SWEEP.sweep(place, self.two_points(place), ("a", "b"))
-        self.program(*words)
+        run = Watched(self.folder / "swept.log")
+        run.fork_anew([*LAUNCHING, *words], {})
+        self.finish(run, "a sweep")
         study = place / "runs" / "study"
         (study / "b-seed0" / "result.json").unlink()
         (study / "b-seed0" / "restarts.json").write_text('{"step": 1, "times": 2, "code": 1}\n')
@@ -135,9 +147,12 @@ class Lab:
     def program(self, script: str, *words: object) -> None:
         run = Watched(self.folder / f"{Path(script).stem}.log")
         run.fork([ROOT / script, *words])
-        run.end(prompt=None)
+        self.finish(run, script)
+
+    def finish(self, run: Watched, what: str) -> None:
+        run.end(prompt=None, hang=WHOLE_RUN)
         if run.codes != [FINISHED]:
-            raise Violation(f"{script} ended with {run.codes}: {last_lines(run.said)}")
+            raise Violation(f"{what} ended with {run.codes}: {last_lines(run.said)}")
 
 
 class Trial:

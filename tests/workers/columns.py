@@ -30,7 +30,7 @@ def main(out):
         images = [own(inputs(z, seed=s), rank, size) for s, z in enumerate((labels, y_labels))]
         mine = own(labels, rank, size), own(y_labels, rank, size)
         for name, k in tower_cases(case):
-            loss_fn = GlobalPairLoss(make(variants[name]), tile=16)
+            loss_fn = GlobalPairLoss(make(variants[name]), tile=24)
             model.zero_grad()
             micro = -(-len(mine[0]) // k)
             loss, _ = backward(accelerator, model, loss_fn, tuple(images), mine, micro)
@@ -40,8 +40,8 @@ def main(out):
     model = accelerator.prepare(Network())
     for name, variant in variants.items():
         for k in (1, 2) if name == IDS[0] else (1,):
-            loss_fn = GlobalPairLoss(make(variant), tile=16, memory=Memory(100, weight=0.7))
-            plain, sent = GlobalPairLoss(make(variant), tile=16), []
+            loss_fn = GlobalPairLoss(make(variant), tile=24, memory=Memory(100, weight=0.7))
+            plain, sent = GlobalPairLoss(make(variant), tile=24), []
             for labels, ids, images in remembered():
                 model.zero_grad()
                 mine = own(images, rank, size), own(labels, rank, size)

@@ -23,7 +23,7 @@ def main(out):
     rank, size = accelerator.process_index, accelerator.num_processes
     results = {}
 
-    def gradient(model, variant, labels, micro_batches, dtype, tile=16):
+    def gradient(model, variant, labels, micro_batches, dtype, tile=24):
         """The loss, and the gradient that the optimizer would see."""
         images, y = own(inputs(labels, dtype), rank, size), own(labels, rank, size)
         b = len(y)

@@ -9,6 +9,8 @@ dml/training.py; what writes to the run's folder is left out.
 """
 
 import json
+import os
+import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -23,6 +25,8 @@ from dml.distributed.team import Team
 from dml.gpw import GlobalPairLoss, make_loss
 from dml.run_folder.clock import Clock
 from dml.run_folder.progress import Progress
+from dml.running import coming
+from dml.running.build import Run
 
 DEVICE, LOADER, STEPS = 50, 40, 8  # milliseconds
 LABELS = np.arange(4).repeat(2)
@@ -63,7 +67,7 @@ def make_run(gpu):
     accelerator = Accelerator(cpu=True)
     team = Team(accelerator, Interrupt())
     team.device = device
-    run = object.__new__(training.Run)
+    run = object.__new__(Run)
     run.team, run.progress, run.clock = team, Progress(), Clock(device)
     run.plan = SimpleNamespace(steps=STEPS)
     run.config = SimpleNamespace(
@@ -76,25 +80,29 @@ def make_run(gpu):
         run=SimpleNamespace(seed=0),
         save=SimpleNamespace(every_minutes=10),
     )
-    run.own = SimpleNamespace(batches=SimpleNamespace(all_labels=lambda step: LABELS))
-    run.order, run.ahead = range(STEPS), SimpleNamespace(at=nothing)
     model = Slow(gpu).to(device)
     groups = [{"params": list(model.parameters()), "lr_factor": 1.0}]
     run.model, run.optimizer = model, torch.optim.SGD(groups, lr=0.1)
     run.loss_fn, run.loss_optimizer = GlobalPairLoss(make_loss("multi_similarity")), None
     run.saver = SimpleNamespace(age=lambda: 0.0, save=nothing)
+    run.coming = object.__new__(coming.Coming)
+    run.coming.config, run.coming.team, run.coming.loss_fn = run.config, team, run.loss_fn
+    run.coming.own = SimpleNamespace(all_labels=lambda step: LABELS, spec=None)
+    run.coming.order, run.coming.ahead = range(STEPS), SimpleNamespace(at=nothing)
     return run
 
 
 def main():
     ends = []
     with Busy() as gpu:
-        training.loader = lambda *_: batches(gpu)
+        coming.loader = lambda *_: batches(gpu)
         run = make_run(gpu)
         run.reporter = SimpleNamespace(report=lambda *_: ends.append(gpu.now))
-        run.loop()
+        training.loop(run)
     print(json.dumps([b - a for a, b in pairwise(ends)]))
 
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # at the end of the interpreter a thread of torch may abort the process

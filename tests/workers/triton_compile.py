@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels for a GPU, which need not be there: python triton_compile.py 80 OUT"""
+"""Compiles the Triton kernels for GPUs, which need not be there: python triton_compile.py OUT 80 90"""
 
 import json
 import re
@@ -75,7 +75,7 @@ def multiply_adds(cubin):
     return max((number / length for number, length in loops if 2 * number >= most), default=0.0)
 
 
-def main(capability, out):
+def compiled(capability):
     found = {}
     for kernel, how in KERNELS.items():
         compiled = compile_for(kernel, how, int(capability))
@@ -91,7 +91,11 @@ def main(capability, out):
             again = compile_for(kernel, FEWER_MOVES, int(capability)).asm["cubin"]
             both = max(found[kernel.__name__]["stack"], stack(again))
             found[kernel.__name__] |= {"multiply_adds": multiply_adds(again), "stack": both}
-    Path(out).write_text(json.dumps(found))
+    return found
+
+
+def main(out, *capabilities):
+    Path(out).write_text(json.dumps({each: compiled(each) for each in capabilities}))
 
 
 if __name__ == "__main__":
