@@ -6,7 +6,10 @@ that starts such a process without the marker fails.
 
 import gc
 import os
+import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 from forks import Forked
@@ -17,6 +20,12 @@ from hypothesis import settings
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Files of tests are in memory, where there is room: a run syncs what it writes, and the tests of resuming took
+# twice as long on a disk.
+MEMORY, ROOM = Path("/dev/shm"), 4 * 2**30
+if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:
+    os.environ["TMPDIR"], tempfile.tempdir = str(MEMORY), None
 
 gc.set_threshold(10_000)  # as in quick/sitecustomize.py
 settings.register_profile("tests", deadline=None)  # a busy machine is no failure

@@ -55,7 +55,7 @@ def test_a_short_campaign_finds_no_violation():
     ended = subprocess.run(
         [sys.executable, "-m", "tests.chaos", "--replay", *SHORT],
         cwd=ROOT,
-        env=environment(),
+        env=environment(TMPDIR="/tmp"),  # on a disk; it has a /dev/shm of its own
         capture_output=True,
         text=True,
         check=False,

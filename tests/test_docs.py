@@ -423,9 +423,8 @@ if __name__ == "__main__":
 def copy_of_the_project(here):
     for name in COPIED:
         source = ROOT / name
-        ignore = shutil.ignore_patterns("__pycache__")
         if source.is_dir():
-            shutil.copytree(source, here / name, ignore=ignore)
+            shutil.copytree(source, here / name)  # with what Python has compiled
         else:
             shutil.copy(source, here / name)
     (here / ".venv").symlink_to(sys.prefix)

@@ -102,15 +102,16 @@ def test_real_errors_of_too_little_memory_have_a_sentence():
 
 
 def test_a_full_shared_memory_is_a_sentence(tmp_path):
-    """In a mount namespace of its own, where /dev/shm holds one MiB."""
-    small = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
-    command = ["unshare", "--mount", "sh", "-c", small, "sh"]
+    """In a mount namespace of its own, where /dev/shm holds one MiB. The run's folder, which may be there, is
+    /mnt."""
+    small = 'mount --bind "$0" /mnt && mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", small, str(tmp_path)]
     if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
         pytest.skip("a mount namespace needs root")
     sets = ["batch.classes=100", "data.size=64", *TWO_WORKERS]
-    config = ["--config", ROOT / "configs" / "icons_mini.yaml", "--set", f"data.shards={ICONS}"]
+    config = ["--config", ROOT / "configs" / "icons_mini.yaml", "--set", "run.dir=/mnt"]
     ended = subprocess.run(
-        [*command, sys.executable, *map(str, [TRAIN, *config, f"run.dir={tmp_path}", *sets])],
+        [*command, sys.executable, *map(str, [TRAIN, *config, *sets])],
         env=environment(),
         cwd=ROOT,
         capture_output=True,

@@ -116,8 +116,8 @@ CARD_TEXT = """---
 
 # {name}
 
-A {backbone} that embeds images as unit vectors of {size} dimensions, trained by deep metric learning with dml
-{version}. The dot product of two embeddings is the similarity of their images.
+The network {backbone}, which embeds images as unit vectors of {size} dimensions, trained by deep metric learning
+with dml {version}. The dot product of two embeddings is the similarity of their images.
 
 ```python
 import torch
