@@ -10,6 +10,7 @@ A launcher that is started with tests/workers/launching.py starts its processes 
 """
 
 import atexit
+import gc
 import json
 import os
 import select
@@ -144,6 +145,7 @@ def import_for_forks():
     import dml.training  # noqa: F401
 
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack the other threads"
+    gc.freeze()  # else the first collection of a fork would write to, and so copy, every page of objects
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import time
 
 import pytest
 from torch.utils.data import DataLoader
@@ -37,8 +38,15 @@ def loaded(workers):
 
 
 def open_files():
-    gc.collect()  # queues close their pipes when they are collected
-    return len(os.listdir("/proc/self/fd"))
+    """How many are open once that no longer changes: queues close their pipes when they are collected, and
+    their threads when they end, a moment later."""
+    number, same = -1, 0
+    while same < 10:
+        gc.collect()
+        last, number = number, len(os.listdir("/proc/self/fd"))
+        same = same + 1 if number == last else 0
+        time.sleep(0.05)
+    return number
 
 
 def has_ended(pid):

@@ -531,7 +531,7 @@ def test_the_checksums_are_those_of_the_images(tmp_path):
 
 def test_duplicates_across_classes_and_splits_are_reported(tmp_path, capsys):
     root = make_folder(tmp_path / "in", classes=3)
-    first = next((root / "train").rglob("*.jp*g"))
+    first = min((root / "train").rglob("*.jp*g"))  # of class train0
     shutil.copy(first, root / "train" / "train1" / "copy.jpg")
     (root / "test" / first.parent.name).mkdir(exist_ok=True)
     shutil.copy(first, root / "test" / first.parent.name / "same.jpg")
