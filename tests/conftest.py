@@ -145,10 +145,6 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: LONGEST.index(name) if (name := item.path.name) in LONGEST else 99)
 
 
-def pytest_collection_finish():
-    gc.freeze()  # modules and tests live as long as this process: no collection need look at them
-
-
 @pytest.fixture
 def fresh_accelerate():
     """accelerate keeps one state per process; afterwards it is as before the first Accelerator.
