@@ -424,7 +424,8 @@ def copy_of_the_project(here):
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, here / name)  # with what Python has compiled
+            # with what Python has compiled, but not what another process is about to rename
+            shutil.copytree(source, here / name, ignore=shutil.ignore_patterns("*.pyc.*"))
         else:
             shutil.copy(source, here / name)
     (here / ".venv").symlink_to(sys.prefix)
