@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d, pad, relu6
+from torch.nn.functional import adaptive_avg_pool2d, conv2d, pad, relu6
 
 from dml.data.preprocessing import Input
 from dml.models.backbone import Backbone, BlockNetwork, initialise
@@ -31,21 +31,26 @@ STAGES = [
 ]
 
 
-class HalvingConv2d(nn.Conv2d):
-    """Stride 2 with TensorFlow's SAME padding, which puts an odd pixel to the right and the bottom."""
+class SameConv2d(nn.Conv2d):
+    """TensorFlow's SAME padding: with stride 2, an odd pixel goes to the right and the bottom.
+
+    An input smaller than the kernel is padded beforehand: otherwise the backward pass of these layers takes
+    three times as long on a CPU (docs/log.md, 2026-11-18).
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        kernel, sides = self.kernel_size[0], []
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        if stride == 1 and kernel <= min(x.shape[2:]):
+            return super().forward(x)
+        sides = []
         for pixels in (x.shape[3], x.shape[2]):
-            missing = max((math.ceil(pixels / 2) - 1) * 2 + kernel - pixels, 0)
+            missing = max((math.ceil(pixels / stride) - 1) * stride + kernel - pixels, 0)
             sides += [missing // 2, missing - missing // 2]
-        return super().forward(pad(x, sides))
+        return conv2d(pad(x, sides), self.weight, stride=stride, groups=self.groups)
 
 
 def conv(channels: int, out: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    if stride == 2:
-        return HalvingConv2d(channels, out, kernel, 2, groups=groups, bias=False)
-    return nn.Conv2d(channels, out, kernel, padding=kernel // 2, groups=groups, bias=False)
+    return SameConv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False)
 
 
 def batchnorm(channels: int) -> nn.BatchNorm2d:
