@@ -301,7 +301,7 @@ training = pytest.mark.training
 
 @training
 def test_two_processes_train_as_two_of_any_launcher(tmp_path):
-    run = Training(tmp_path / "cli", "length.steps=6", forked=False)
+    run = Training(tmp_path / "cli", "length.steps=6")
     assert run.end() == 0, run.said
     assert "processes                  2" in run.out.read_text()
     assert content(run.run) == content(train(2, tmp_path / "plain", "length.steps=6"))
@@ -430,7 +430,7 @@ def test_processes_without_their_launcher_leave(when, tmp_path):
 
 @training
 def test_the_first_process_has_the_terminal(tmp_path):
-    """Its progress bar included, and only its."""
+    """Its progress bar included, and only its. Of interpreters of their own, as users have it."""
     mine, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     words = ["train", "--processes", "2", *BASE, f"run.dir={tmp_path}", "length.steps=6"]

@@ -396,10 +396,11 @@ def run(words, here):
 
 
 # Commands of `dml` that need torch. They and the launchers of a page's own programs are forks, which have
-# imported the code of this project and not of its copy.
+# imported the code of this project and not of its copy (of which `dataset` changes icons_mini).
 NEED_TORCH = {
     *("dml demo", "dml/train.py", "dml/embed.py", "dml/search.py"),
     *("dml.inference.make_index", "dml.look.program", "dml.export.program"),
+    *("shards/build.py", "shards/index_tars.py"),  # webdataset imports it
 }
 
 
@@ -477,7 +478,8 @@ def follow_command(text, page, here, tiny_run):
             STAND_INS[command.program](command, here, tiny_run)
         if command.program in SMALLER:
             text = SMALLER[command.program](command, here)
-    needs_torch = command.words[0] == "dml" and command.program in NEED_TORCH
+    needs_torch = command.program in NEED_TORCH or "--measure" in command.words
+    needs_torch = needs_torch and command.words[0] == "dml" and "icons_mini" not in command.words
     is_a_loop = command.words[0] in ("torchrun", "accelerate") and command.program in files(page)
     if needs_torch or is_a_loop:
         run_in_fork(text, here)

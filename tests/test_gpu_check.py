@@ -2,11 +2,12 @@
 
 import json
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
-from fleet import environment, run
+from fleet import WORKERS, run, start_each
 from runs import ICONS
 
 from dml.gpu_check import exact, kill, main, stages
@@ -232,14 +233,20 @@ def test_the_loss_is_measured_against_two_products():
 # ---- real processes --------------------------------------------------------------------------------
 
 
+def in_forks(function, **arguments):
+    """The lines that a function yields in a process of its own, whose processes are forks of it."""
+    words = [function, json.dumps(asdict(SMALL)), json.dumps(arguments)]
+    command = [WORKERS / "launching.py", WORKERS / "gpu_checking.py", *words]
+    (ended,) = start_each(command, [{}], timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    return [Line(**line) for line in json.loads(ended.stdout)]
+
+
 @pytest.fixture(scope="module")
 def checked():
     """The checks of two processes, on the CPU with gloo, in one launch."""
     names = ("processes", "training speed", "training speed, bf16", "all-gather", "waits", "ZeRO")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("TORCH_EXTENSIONS_DIR", "PATH", "OMP_NUM_THREADS"):
-            patch.setenv(name, environment()[name])
-        return {line.name: line for line in run_checks(names, 2, SMALL)}
+    return {line.name: line for line in in_forks("run_checks", checks=names, processes=2)}
 
 
 @pytest.mark.processes
@@ -259,7 +266,7 @@ def test_two_processes_are_checked(checked):
 @pytest.mark.processes
 def test_a_check_that_ends_its_processes_is_a_line_and_the_next_ones_run():
     """One that nobody has written fails like one that crashes."""
-    failed, recall = run_checks(["nonsense", "Recall@K"], 1, SMALL)
+    failed, recall = in_forks("run_checks", checks=["nonsense", "Recall@K"], processes=1)
     assert (failed.name, failed.verdict) == ("nonsense", FAILED)
     assert failed.text == "process 0: KeyError: 'nonsense'"
     assert "Traceback" in failed.figures["log"]
@@ -268,18 +275,17 @@ def test_a_check_that_ends_its_processes_is_a_line_and_the_next_ones_run():
 
 @pytest.mark.processes
 def test_a_check_that_takes_too_long_is_a_line():
+    """In an interpreter of its own, as users have it."""
     (found,) = run_checks(["Recall@K"], 1, SMALL, most_seconds=0.1)
     assert (found.verdict, found.text) == (FAILED, "took longer than 0.1 seconds")
 
 
 @pytest.mark.training
 @pytest.mark.slow
-def test_a_rank_is_killed_and_the_run_resumes(tmp_path, monkeypatch):
-    for name in ("PATH", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, environment()[name])
+def test_a_rank_is_killed_and_the_run_resumes(tmp_path):
     sets = [f"data.shards={ICONS}", "data.workers=0", "data.size=16", "batch.classes=16"]
     sets += ["model.embedding_size=32", "eval.every_steps=null", "eval.untrained=false"]
-    killed, again = kill_lines(2, SMALL, tmp_path, *sets)
+    killed, again = in_forks("kill_lines", processes=2, folder=str(tmp_path), sets=sets)
     assert killed.verdict in (OK, SLOW), killed
     assert killed.text.startswith("rank 1 of 2 was killed; all ended ")
     assert again.verdict == OK, again

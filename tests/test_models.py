@@ -330,8 +330,9 @@ def test_mean_and_deviation_move_with_the_model_and_are_no_weights():
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # within torch
 def test_a_compiled_model_has_the_same_weights_and_embeddings(monkeypatch):
     """Of one narrow stage: every kernel is compiled as C++, by this process, for those that would help would
-    have to import torch first."""
+    have to import torch first; without vector instructions, for which it would be asked what works."""
     monkeypatch.setattr(import_module("torch._inductor.config"), "compile_threads", 1)
+    monkeypatch.setattr(import_module("torch._inductor.config").cpp, "vec_isa_ok", False)
     monkeypatch.setattr(import_module("dml.models.convnet"), "WIDTHS", (8,))
     images = pictures(4, SIZE["convnet"])
     plain, compiled = small("convnet"), small("convnet")

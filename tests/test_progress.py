@@ -7,14 +7,13 @@ from contextlib import closing
 
 import pytest
 import torch
-from fleet import ROOT
+from fleet import ROOT, WORKERS, start_each
 from runs import Launched
 
 from dml.config import load
 from dml.distributed.workers import loader_workers
 from dml.gpw import make_loss
 from dml.gpw.monitor import PairReport
-from dml.plan import main as plan_program
 from dml.plan import plan
 from dml.run_folder import reporter
 from dml.run_folder.events import Pairs
@@ -171,19 +170,26 @@ MINI = [
 ]
 
 
+def measured(folder, *words):
+    """How the program ends, in a process of its own, of which the training is a fork."""
+    program = [WORKERS / "launching.py", ROOT / "dml/plan.py"]
+    temporary = {"TMPDIR": str(folder)}
+    (ended,) = start_each([*program, *MINI, *words, "--measure"], [temporary], timeout=280)
+    return ended
+
+
 @pytest.mark.training
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_a_plan_measures_some_steps_and_keeps_nothing(processes, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.chdir(ROOT)
+def test_a_plan_measures_some_steps_and_keeps_nothing(processes, tmp_path):
     before = set((ROOT / "runs").glob("*"))
-    assert plan_program([*MINI, "length.epochs=2", "--processes", processes, "--measure"]) == 0
-    said = capsys.readouterr().out
+    ended = measured(tmp_path, "length.epochs=2", "--processes", processes)
+    assert ended.returncode == 0, ended.stderr
     speed = float(
-        re.search(r"^measured +([\d,.]+) images/s", said, re.MULTILINE)[1].replace(",", "")
+        re.search(r"^measured +([\d,.]+) images/s", ended.stdout, re.MULTILINE)[1].replace(",", "")
     )
-    found = re.search(r"^estimated time +(\d+):(\d+):(\d+) for (\d+) steps", said, re.MULTILINE)
+    found = re.search(
+        r"^estimated time +(\d+):(\d+):(\d+) for (\d+) steps", ended.stdout, re.MULTILINE
+    )
     hours, minutes, seconds, steps = map(int, found.groups())
     assert steps == 63  # by hand: 2 epochs of 1,500 images in batches of 48
     assert 3600 * hours + 60 * minutes + seconds == pytest.approx(63 * 48 / speed, abs=1)
@@ -192,9 +198,9 @@ def test_a_plan_measures_some_steps_and_keeps_nothing(processes, capsys, tmp_pat
 
 
 @pytest.mark.training
-def test_a_plan_that_cannot_be_measured_says_why(capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert plan_program([*MINI, "model.weights=nowhere.pth", "--measure"]) == 2
-    said = capsys.readouterr().err
-    assert "--measure: the training ended after 0 steps: model.weights = nowhere.pth" in said
-    assert "Traceback" not in said
+def test_a_plan_that_cannot_be_measured_says_why(tmp_path):
+    ended = measured(tmp_path, "model.weights=nowhere.pth")
+    assert ended.returncode == 2
+    words = "--measure: the training ended after 0 steps: model.weights = nowhere.pth"
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet import ROOT
+from fleet import ROOT, environment
+from forks import Forked
 from pictures import encode, make_folder, pixels, put
 from PIL import Image
 from webdataset import TarWriter, WebDataset
@@ -276,7 +277,14 @@ def test_a_worker_that_is_killed(tmp_path):
 
 
 @pytest.fixture
-def stuck(tmp_path):
+def said(tmp_path_factory):
+    """The standard output and error of a build."""
+    folder = tmp_path_factory.mktemp("said")
+    return folder / "out", folder / "err"
+
+
+@pytest.fixture
+def stuck(tmp_path, said):
     lines = ["image_id class_id super_class_id path"]
     for i in range(60):
         put(tmp_path / f"in/{i}.JPG", encode(i))
@@ -287,11 +295,9 @@ def stuck(tmp_path):
     started, pipes = [], []
 
     def start(workers):
-        command = [sys.executable, "shards/build.py", "sop", "--root", str(tmp_path / "in")]
-        command += ["--out", str(tmp_path / "out"), "--workers", str(workers)]
-        command += ["--allow-counts", "--max-bytes", "40K"]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **streams)
+        command = [ROOT / "shards/build.py", "sop", "--root", tmp_path / "in", "--allow-counts"]
+        command += ["--out", tmp_path / "out", "--workers", workers, "--max-bytes", "40K"]
+        process = Forked(command, ROOT, environment(), *said)
         started.append(process)
         deadline = time.monotonic() + 60
         while not pipes:
@@ -309,7 +315,7 @@ def stuck(tmp_path):
     for process in started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.wait()
     for pipe in pipes:
         os.close(pipe)
 
@@ -356,12 +362,12 @@ def test_two_builds_of_one_folder(tmp_path, stuck, capsys):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_ctrl_c_leaves_nothing(tmp_path, stuck, workers):
+def test_ctrl_c_leaves_nothing(tmp_path, stuck, said, workers):
     process, let_go = stuck(workers)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers as well
     let_go()  # a worker finishes the image it is at
-    out, error = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.wait(60) == 130
+    out, error = (path.read_text() for path in said)
     assert error == f"interrupted: {tmp_path / 'out'} was not built, nothing is left behind\n"
     assert out == ""
     assert os.listdir(tmp_path) == ["in"]

@@ -803,7 +803,7 @@ def test_a_sweep_on_this_machine_is_interrupted_killed_and_continued(tmp_path):
 @pytest.mark.training
 def test_a_sweep_whose_launcher_was_killed_saves_and_is_continued(tmp_path):
     settings = {"data.workers": 2, "length.steps": 100, "data.size": 16}
-    sweep = Sweeping(tmp_path, {"a": {}}, forked=False, **settings)
+    sweep = Sweeping(tmp_path, {"a": {}}, **settings)
     arguments = ("--executor", "local", "--processes-per-node", "2")
     with sweep.start(*arguments) as launcher:
         deadline = time.monotonic() + 100

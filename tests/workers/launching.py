@@ -2,8 +2,8 @@
 
     python launching.py PROGRAM ...
 
-PROGRAM runs as `__main__`. A process that it starts as `python SCRIPT ...` is its child as ever, with
-the session, folder, files, signals and environment that it gives it, and with the first
+PROGRAM runs as `__main__`. A process that it starts as `python SCRIPT ...` or `python -m MODULE ...` is its
+child as ever, with the session, folder, files, signals and environment that it gives it, and with the first
 sitecustomize.py of PYTHONPATH; only a new interpreter there is none. A launcher that has threads, such as
 torchrun's, starts its processes as ever.
 """
@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 execute = subprocess.Popen._execute_child
@@ -30,7 +31,8 @@ def execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, 
     alone = (
         len(os.listdir("/proc/self/task")) == 1
     )  # a lock that another thread holds stays locked in a fork
-    if python != sys.executable or not script[0].endswith(".py") or not alone:
+    is_ours = script[:1] == ["-m"] or script[0].endswith(".py")
+    if python != sys.executable or not is_ours or not alone:
         execute(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
         return
     sys.stdout.flush()
@@ -46,6 +48,7 @@ def execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, 
         close_all_but({0, 1, 2, *pass_fds})
         os.chdir(cwd or ".")
         forget_handlers()
+        weakref.finalize._registry.clear()  # else it would remove the launcher's temporary folders
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         run(script, os.environ.copy() if env is None else env)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -75,7 +78,10 @@ def take_over(command, env):
     it reads the memory in which they were when the interpreter started."""
     os.environ.clear()
     os.environ.update(env)
-    sys.argv, sys.path[0] = command, os.path.dirname(command[0])
+    if command[0] == "-m":
+        sys.argv, sys.path[0] = command[1:], os.getcwd()
+    else:
+        sys.argv, sys.path[0] = command, os.path.dirname(command[0])
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     words, words_end, variables, variables_end = map(int, fields[45:49])
     for start, end, texts in (
@@ -94,16 +100,19 @@ def run(script, env):
         if os.path.exists(hook := os.path.join(folder, "sitecustomize.py")):
             runpy.run_path(hook)
             break
-    run_to_its_end(script[0])
+    run_to_its_end(sys.argv[0], is_module=script[0] == "-m")
 
 
-def run_to_its_end(script):
-    """Run a script, and end this process as the interpreter would, with the same exit code, but without
+def run_to_its_end(name, is_module=False):
+    """Run a script or a module, and end this process as the interpreter would, with the same exit code, but without
     taking the modules apart: that takes a second of CPU time after torch was imported."""
     code = 1
     try:
         try:
-            runpy.run_path(script, run_name="__main__")
+            if is_module:
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(name, run_name="__main__")
         finally:
             threading._shutdown()
         code = 0

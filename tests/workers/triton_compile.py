@@ -85,12 +85,13 @@ def compiled(capability):
             "stack": stack(cubin),
             "shared": compiled.metadata.shared,
             "ptx": compiled.asm["ptx"],
-            "multiply_adds": multiply_adds(cubin),
         }
-        if capability == "100" and "BLOCK_D" in how:
-            again = compile_for(kernel, FEWER_MOVES, int(capability)).asm["cubin"]
-            both = max(found[kernel.__name__]["stack"], stack(again))
-            found[kernel.__name__] |= {"multiply_adds": multiply_adds(again), "stack": both}
+        if "BLOCK_D" not in how:  # its inner loop is no product
+            continue
+        if capability == "100":
+            cubin = compile_for(kernel, FEWER_MOVES, int(capability)).asm["cubin"]
+            found[kernel.__name__]["stack"] = max(found[kernel.__name__]["stack"], stack(cubin))
+        found[kernel.__name__]["multiply_adds"] = multiply_adds(cubin)
     return found
 
 

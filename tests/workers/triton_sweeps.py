@@ -8,6 +8,7 @@ import sys
 from functools import partial
 
 import torch
+from triton.runtime import interpreter
 
 from dml.gpw import GlobalPairLoss
 from dml.gpw.engine.triton_kept import Block, KeptSweeps
@@ -15,6 +16,24 @@ from dml.gpw.engine.triton_ms import Blocks, TritonSweeps
 from dml.gpw.engine.triton_probe import probe
 from dml.gpw.engine.workspace import Workspace
 from dml.gpw.grouping import GlobalBatch
+
+
+def patch_once_per_launch():
+    """Triton's interpreter patches its language in every call of a device function, for two fifths of its time.
+    Once per launch and module, in which the function is, is enough."""
+    launch, patch, patched = interpreter.GridExecutor.__call__, interpreter._patch_lang, set()
+
+    def launched(self, *arguments, **options):
+        patched.clear()
+        launch(self, *arguments, **options)
+
+    def patch_once(function):
+        if function.__module__ in patched:
+            return interpreter._LangPatchScope()
+        patched.add(function.__module__)
+        return patch(function)
+
+    interpreter.GridExecutor.__call__, interpreter._patch_lang = launched, patch_once
 
 
 class Turn:
@@ -64,6 +83,7 @@ def of_view(loss, X, labels, how):
 
 
 def main(cases, out):
+    patch_once_per_launch()
     found = []
     for kept, *case, blocks in torch.load(cases, weights_only=False):
         on_chip = partial(TritonSweeps, blocks=Blocks(*blocks))
