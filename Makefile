@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Files of tests side by side; the longest begin first (LONGEST of tests/conftest.py). Three of them on
 # two cores: many tests wait for a process, a clock or Slurm.
-PYTEST = $(BIN)/python -m pytest -q --dist loadfile
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --dist loadfile
 SLOW = processes or training or slow or slurm
 
 test: $(STAMP) ## all tests: a quarter of an hour on two cores
