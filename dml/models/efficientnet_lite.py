@@ -35,7 +35,7 @@ class SameConv2d(nn.Conv2d):
     """TensorFlow's SAME padding: with stride 2, an odd pixel goes to the right and the bottom.
 
     An input smaller than the kernel is padded beforehand: otherwise the backward pass of these layers takes
-    three times as long on a CPU (docs/log.md, 2026-11-18).
+    three times as long on a CPU without AVX-512 (docs/log.md, 2026-11-18).
     """
 
     def forward(self, x: Tensor) -> Tensor:
