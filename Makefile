@@ -33,11 +33,12 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 # Files of tests side by side; the longest begin first (LONGEST of tests/conftest.py). Three of them on
-# two cores: many tests wait for a process, a clock or Slurm.
+# two cores: many tests wait for a process, a clock or Slurm. Many start interpreters, which need what
+# another one has compiled.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --dist loadfile
 SLOW = processes or training or slow or slurm
 
-test: $(STAMP) ## all tests: a quarter of an hour on two cores
+test: $(STAMP) ## all tests: twelve minutes on two cores
 	$(PYTEST) -n 3 --no-loadscope-reorder
 
 test-fast: $(STAMP) ## tests without groups of processes, training or Slurm: two or three minutes
