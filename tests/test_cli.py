@@ -430,7 +430,7 @@ def test_processes_without_their_launcher_leave(when, tmp_path):
 
 @training
 def test_the_first_process_has_the_terminal(tmp_path):
-    """Its progress bar included, and only its. Of interpreters of their own, as users have it."""
+    """Its progress bar included, and only its. The processes are new interpreters, as they are for users."""
     mine, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     words = ["train", "--processes", "2", *BASE, f"run.dir={tmp_path}", "length.steps=6"]

@@ -39,7 +39,8 @@ def loaded(workers):
 
 @pytest.fixture
 def only_own_garbage():
-    """A collection looks only at what the test itself makes: at all that pytest holds it takes half a second."""
+    """A collection looks only at what the test itself makes. To look at all that pytest holds takes
+    half a second."""
     gc.freeze()
     yield
     gc.unfreeze()

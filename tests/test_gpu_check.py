@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fleet import WORKERS, run, start_each
+from fleet import WORKERS, program, run
 from runs import ICONS
 
 from dml.gpu_check import exact, kill, main, stages
@@ -236,8 +236,8 @@ def test_the_loss_is_measured_against_two_products():
 def in_forks(function, **arguments):
     """The lines that a function yields in a process of its own, whose processes are forks of it."""
     words = [function, json.dumps(asdict(SMALL)), json.dumps(arguments)]
-    command = [WORKERS / "launching.py", WORKERS / "gpu_checking.py", *words]
-    (ended,) = start_each(command, [{}], timeout=280)
+    worker = WORKERS / "gpu_checking.py"
+    ended = program(WORKERS / "launching.py", worker, *words, timeout=280)
     assert ended.returncode == 0, ended.stderr
     return [Line(**line) for line in json.loads(ended.stdout)]
 
@@ -275,7 +275,7 @@ def test_a_check_that_ends_its_processes_is_a_line_and_the_next_ones_run():
 
 @pytest.mark.processes
 def test_a_check_that_takes_too_long_is_a_line():
-    """In an interpreter of its own, as users have it."""
+    """Its process is a new interpreter, as it is for users."""
     (found,) = run_checks(["Recall@K"], 1, SMALL, most_seconds=0.1)
     assert (found.verdict, found.text) == (FAILED, "took longer than 0.1 seconds")
 

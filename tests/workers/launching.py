@@ -104,8 +104,8 @@ def run(script, env):
 
 
 def run_to_its_end(name, is_module=False):
-    """Run a script or a module, and end this process as the interpreter would, with the same exit code, but without
-    taking the modules apart: that takes a second of CPU time after torch was imported."""
+    """Run a script or a module, and end this process as the interpreter would, with the same exit code,
+    but without taking the modules apart: that takes a second of CPU time after torch was imported."""
     code = 1
     try:
         try:

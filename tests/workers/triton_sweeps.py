@@ -19,8 +19,8 @@ from dml.gpw.grouping import GlobalBatch
 
 
 def patch_once_per_launch():
-    """Triton's interpreter patches its language in every call of a device function, for two fifths of its time.
-    Once per launch and module, in which the function is, is enough."""
+    """Triton's interpreter patches its language in every call of a device function, which takes two
+    fifths of its time. Here it does so once per launch and module that has such functions."""
     launch, patch, patched = interpreter.GridExecutor.__call__, interpreter._patch_lang, set()
 
     def launched(self, *arguments, **options):
