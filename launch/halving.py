@@ -64,8 +64,9 @@ class Tuned:
 
 
 def lengths(search: Search, steps: int) -> tuple[tuple[int, ...], int]:
-    """The steps of a run on every rung, and the steps between its evaluations. steps: its whole length,
-    which several rungs round down, so that every rung ends with an evaluation."""
+    """The steps of a run on every rung, and the steps between its evaluations. steps: its whole length.
+    Several rungs round it down, so that every rung ends with an evaluation."""
+    steps = max(1, round(steps * search.share))
     if search.rungs == 1:
         return (steps,), max(1, steps // search.evaluations)
     first = max(1, steps // search.factor ** (search.rungs - 1))

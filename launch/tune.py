@@ -7,7 +7,8 @@
       samples: 12                           # this many at random instead of every combination
       validation_classes: 0.2               # share of the training classes that decides
       seeds: [0]                            # a setting's score is the mean over them
-      rungs: 3                              # successive halving: runs of 1/9 and of 1/3 of the length,
+      share: 0.5                            # of a run's length, which the longest runs of the search have
+      rungs: 3                              # successive halving: runs of 1/9 and of 1/3 of that,
       factor: 3                             #   and whole ones; the best third goes on to the next rung
       evaluations: 2                        # of the held-out classes, in a run of the first rung
 
@@ -23,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dml.config.keys import PART
 from dml.rules import Problem, Rule, between, did_you_mean, fit, unknown_keys
 from launch.axes import Overrides, Point, Problems, as_text, label_of, mapping, read_axes
 
@@ -30,7 +32,10 @@ DIGITS = 3  # significant digits of a random value, so that its label says all o
 MOST_SETTINGS = 5_000
 ATTEMPTS = 100  # per random setting, to find one that is not there yet
 OPEN_SHARE = Rule("above 0 and below 1", lambda x: 0 < x < 1)
-KEYS = ("grid", "samples", "validation_classes", "seeds", "rungs", "factor", "evaluations")
+KEYS = (
+    *("grid", "samples", "validation_classes", "seeds"),
+    *("share", "rungs", "factor", "evaluations"),
+)
 RANGE = {"from", "to"}
 
 
@@ -61,6 +66,7 @@ class Search:
     validation_classes: float
     samples: int | None = None
     seeds: tuple[int, ...] = (0,)
+    share: float = 1.0
     rungs: int = 1
     factor: int = 3
     evaluations: int = 1
@@ -189,6 +195,7 @@ def read_search(given: object, problems: Problems) -> Search | None:
     for key, kind, rule in (
         ("validation_classes", float, OPEN_SHARE),
         ("samples", int, between(1, MOST_SETTINGS)),
+        ("share", float, PART),
         ("rungs", int, between(1, 10)),
         ("factor", int, between(2, 100)),
         ("evaluations", int, between(1, 1_000)),

@@ -162,6 +162,8 @@ def test_some_of_a_grid_at_random(study):
         ({"rung": 2}, "tune.rung = 2: unknown key; did you mean rungs? tune has grid, samples"),
         ({"rungs": 0}, "tune.rungs = 0: must be a whole number, at least 1, at most 10"),
         ({"factor": 1}, "tune.factor = 1: must be a whole number, at least 2"),
+        ({"share": 0}, "tune.share = 0: must be a finite number, above 0, at most 1"),
+        ({"share": 1.5}, "tune.share = 1.5: must be a finite number, above 0, at most 1"),
         ({"seeds": []}, "tune.seeds = []: must be a list of different whole numbers"),
         ({"validation_classes": None}, "tune.validation_classes: is required; for example"),
         (
@@ -266,19 +268,23 @@ def test_without_eval_test_a_run_needs_no_test_images(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rungs", "factor", "evaluations", "steps", "expected"),
+    ("share", "rungs", "factor", "evaluations", "steps", "expected"),
     [
-        (1, 3, 1, 100, ((100,), 100)),
-        (1, 3, 4, 100, ((100,), 25)),
-        (3, 3, 1, 900, ((100, 300, 900), 100)),
-        (3, 3, 2, 800, ((88, 264, 792), 44)),
-        (2, 4, 3, 100, ((24, 96), 8)),
-        (3, 10, 5, 20, ((1, 10, 100), 1)),
+        (1, 1, 3, 1, 100, ((100,), 100)),
+        (1, 1, 3, 4, 100, ((100,), 25)),
+        (1, 3, 3, 1, 900, ((100, 300, 900), 100)),
+        (1, 3, 3, 2, 800, ((88, 264, 792), 44)),
+        (1, 2, 4, 3, 100, ((24, 96), 8)),
+        (1, 3, 10, 5, 20, ((1, 10, 100), 1)),
+        (0.2, 1, 3, 2, 320, ((64,), 32)),
+        (0.29, 1, 3, 1, 100, ((29,), 29)),  # 100 * 0.29 is 28.999...
+        (0.01, 1, 3, 1, 10, ((1,), 1)),
+        (0.5, 2, 3, 1, 180, ((30, 90), 30)),
     ],
 )
-def test_lengths_of_the_rungs(rungs, factor, evaluations, steps, expected):
+def test_lengths_of_the_rungs(share, rungs, factor, evaluations, steps, expected):
     """Every rung ends with an evaluation, which a longer run makes as well."""
-    search = Search({}, 0.2, rungs=rungs, factor=factor, evaluations=evaluations)
+    search = Search({}, 0.2, share=share, rungs=rungs, factor=factor, evaluations=evaluations)
     found, every = lengths(search, steps)
     assert (found, every) == expected
     assert rungs == 1 or all(length % every == 0 for length in found)
@@ -297,11 +303,14 @@ def halving(scores, rungs, factor):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
-@pytest.mark.parametrize(("rungs", "factor"), [(1, 3), (2, 3), (3, 2), (3, 3)])
-def test_the_search_follows_the_loop(study, schedule, rungs, factor):
+@pytest.mark.parametrize(
+    ("share", "rungs", "factor"),
+    [(1, 1, 3), (1, 2, 3), (1, 3, 2), (1, 3, 3), (0.25, 1, 3), (0.5, 2, 3)],
+)
+def test_the_search_follows_the_loop(study, schedule, share, rungs, factor):
     """Rung by rung; what has no score yet is what is run next."""
     rates = [10.0**-n for n in range(1, 8)]
-    tune = {"grid": {"optim.lr": rates}, "rungs": rungs, "factor": factor}
+    tune = {"grid": {"optim.lr": rates}, "share": share, "rungs": rungs, "factor": factor}
     sweep = study(tune=tune, settings={"optim.schedule": schedule, "length.steps": 36})
     scores = {  # those of a longer run are better, and in another order
         name: [((3 * i + 5 * rung) % 7 + 10 * rung) / 100 for rung in range(rungs)]
@@ -456,6 +465,13 @@ def test_what_a_search_takes_is_said_before_it_starts(study, launch):
         "evaluations"
     )
     assert "study-tune: 4 new" in said
+
+
+def test_what_a_search_of_short_runs_takes(study, launch):
+    study(tune={"share": 0.5, "rungs": 1, "factor": None})
+    table = launch("--dry-run", "--executor", "local").splitlines()
+    assert " ".join(table[0].split()[:6]) == "point settings rung 1 test steps"
+    assert " ".join(table[1].split()[:8]) == "study 4 4 x 9 2 x 18"
 
 
 def test_unequal_budgets_are_said(study, launch):
