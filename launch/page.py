@@ -69,7 +69,7 @@ def page(
     out: Path | None = None,
 ) -> str:
     """searches: study -> the state of its search. against: see launch/paired.py. out: the folder that the
-    page goes into, from which it links the runs; None for no links."""
+    page goes into, from which it links the runs; None for a list of them without links."""
     title = f"Report: {', '.join(study.name for study in studies)}"
     body = "\n".join(section(study, tables, searches, against, out) for study in studies)
     return (
@@ -99,24 +99,25 @@ def section(
     parts.append(f'<div class="figures">\n{drawn}\n</div>')
     for each in sections(study, tables, searches, against):
         parts += [f"<h3>{escape(each.title)}</h3>", _table(each.header, each.rows)]
-    if out is not None:
-        parts.append(_runs(study, out))
+    parts.append(_runs(study, out))
     return "\n".join(parts)
 
 
-def _runs(study: Study, out: Path) -> str:
-    """Every run that started, with its score and links into its folder."""
-    header = ("run", "state", title_of(study.score), "config", "picture")
+def _runs(study: Study, out: Path | None) -> str:
+    """Every run that started, with its score; with `out` also links into its folder."""
+    header = ("run", "state", title_of(study.score), *(("config", "picture") if out else ()))
     rows = []
     for run in study.runs:
         if run.folder:
             score = run.number(study.score)
-            links = [
-                _link(run.folder / name, name, out) if (run.folder / name).exists() else ""
-                for name in (CONFIG, "nearest.png")
-            ]
             number = "" if score is None else f"{100 * score:.2f}"
-            cells = [_link(run.folder, run.name, out), escape(run.state), number, *links]
+            cells = [escape(run.name), escape(run.state), number]
+            if out:
+                cells[0] = _link(run.folder, run.name, out)
+                cells += [
+                    _link(run.folder / name, name, out) if (run.folder / name).exists() else ""
+                    for name in (CONFIG, "nearest.png")
+                ]
             rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     head, body = f"<thead>{_row('th', header)}</thead>", "\n".join(rows)
     table = f'<div class="wide"><table>\n{head}\n{body}\n</table></div>'
