@@ -27,6 +27,7 @@
 - `paired` (paired): differences between groups of runs, seed by seed
 - `plots` (chart): line charts as SVG
 - `heat_map` (heat_map): a score over two settings as SVG
+- `row_chart` (row_chart): a score of every row as SVG, for rows that differ in a name
 - `interaction` (SCRIPT): the script of the page: values under the mouse, zoom, downloads
 - `study` (write_study): the page of a study in docs/studies, also of partial results
 """

@@ -14,6 +14,7 @@ from launch.interaction import SCRIPT
 from launch.paper import Table, tables_for
 from launch.plots import Point, Series, chart, percent
 from launch.records import Group, Measured, Run, Spread, Study
+from launch.row_chart import row_chart
 from launch.run_files import CONFIG
 from launch.tables import describe_missing, remarks, sections, table_cells, title_of
 
@@ -150,6 +151,7 @@ def _missing(run: Run) -> str:
 
 def figures(study: Study, papers: Sequence[Table]) -> Iterable[str]:
     yield heat_map(study)
+    yield row_chart(f"{title_of(study.score)} of every row", study)
     for key in (key for key in X_AXES if key in study.varying):
         yield from _by_setting(study, key, [table for table in papers if table.by == key])
     for split in dict.fromkeys(each.split for run in study.runs for each in run.evaluations):

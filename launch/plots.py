@@ -71,9 +71,9 @@ def chart(title: str, x_label: str, series: Sequence[Series], *, log_x: bool = F
         return ""
     xs = sorted({point.x for point in points})
     sides = LEFT, WIDTH - RIGHT
-    x_axis = _log_axis(xs, *sides) if log_x else _axis(0, xs[-1], *sides)
+    x_axis = _log_axis(xs, *sides) if log_x else linear_axis(0, xs[-1], *sides)
     lows, highs = [point.low for point in points], [point.high for point in points]
-    y_axis = _axis(min(lows), max(highs), HEIGHT - BOTTOM, TOP)
+    y_axis = linear_axis(min(lows), max(highs), HEIGHT - BOTTOM, TOP)
     inside = f"{LEFT - 4} {TOP - 4} {WIDTH - LEFT - RIGHT + 8} {HEIGHT - TOP - BOTTOM + 8}"
     x, y, width, height = inside.split()
     body = ['<g class="ticks">', *_grid(x_axis, y_axis), "</g>"]
@@ -118,7 +118,7 @@ def _hue(i: int, n: int) -> str:
     return f"--h:{round(250 - 250 * i / max(n - 1, 1))}"
 
 
-def _axis(low: float, high: float, start: float, end: float) -> Axis:
+def linear_axis(low: float, high: float, start: float, end: float) -> Axis:
     if high <= low:  # a single value: make room around it
         low, high = 0.9 * low, 1.1 * high or 1.0
     step: float = 10 ** math.floor(math.log10((high - low) / 4))

@@ -611,6 +611,54 @@ def test_names_are_no_numbers_for_a_map(runs, report):
     assert "<rect" not in report(root)[0].partition("<script")[0]
 
 
+def test_rows_that_differ_in_a_name_are_drawn_one_below_the_other(runs, report):
+    """The best first; a dot at its score, a bar from mean - error to mean + error; the frozen features
+    as a line, with one row on its left."""
+    scores = {
+        "nca": (0.25, 0.5),
+        "<triplet>": (0.5, 0.5),
+        "a name of more than thirty letters": (0.125,),
+    }
+    for name, found in scores.items():
+        loss = "nca" if name == "nca" else "triplet" if len(found) > 1 else "contrastive"
+        for seed, score in enumerate(found):
+            result = scored(score, frozen=frozen_at(0.25))
+            root = runs(f"{name}-seed{seed}", [f"loss.name={loss}", f"run.seed={seed}"], result)
+    html, _, _ = report(root)
+    figures = re.findall(r"<figure>.*?</figure>", html, re.DOTALL)
+    (drawn,) = [ET.fromstring(each) for each in figures if "Recall@1 of every row" in each]
+    dots = list(drawn.iter("circle"))
+    assert [dot.get("data-row") for dot in dots] == [
+        *("<triplet>,0.5,0.0,2", "nca,0.375,0.125,2"),
+        "a name of more than thirty letters,0.125,0.0,1",
+    ]
+    assert [dot.find("title").text for dot in dots] == [
+        *("<triplet>: 50% ± 0.00, n = 2", "nca: 37.5% ± 12.50, n = 2"),
+        "a name of more than thirty letters: 12.5%, n = 1",
+    ]
+    texts = [text.text for text in drawn.iter("text")]
+    assert "a name of more than thirty le…" in texts
+    best, middle, last = (float(dot.get("cx")) for dot in dots)
+    percent = (best - last) / 37.5
+    assert middle == pytest.approx(last + 25 * percent, abs=0.2)
+    (bar,) = [line for line in drawn.iter("line") if line.get("class") is None]
+    ends = [float(bar.get(key)) for key in ("x1", "x2")]
+    assert ends == pytest.approx([middle - 12.5 * percent, middle + 12.5 * percent], abs=0.2)
+    (frozen,) = [line.get("points") for line in drawn.iter("polyline")]
+    xs = [float(point.split(",")[0]) for point in frozen.split()]
+    assert xs == pytest.approx([last + 12.5 * percent] * 2, abs=0.2)
+    ticks = {
+        text: float(each.get("x")) for each in drawn.iter("text") if (text := each.text)[-1] == "%"
+    }
+    assert ticks["50%"] - ticks["10%"] == pytest.approx(40 * percent, abs=0.2)
+
+
+def test_rows_that_differ_in_numbers_are_not_drawn_as_names(runs, report):
+    for size in (4, 8):
+        root = runs(f"bs{5 * size}-seed0", [f"batch.classes={size}"])
+    assert "of every row" not in report(root)[0]
+
+
 def test_the_list_of_runs_links_their_folders(runs, report, tmp_path):
     runs("bs20-seed0", ["batch.classes=4"], nearest_png="picture")
     root = runs("bs 40?-seed0", ["batch.classes=8"], None)
