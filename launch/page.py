@@ -12,7 +12,7 @@ from launch.frozen import frozen
 from launch.heat_map import heat_map
 from launch.interaction import SCRIPT
 from launch.paper import Table, tables_for
-from launch.plots import Point, Series, chart, percent
+from launch.plots import Point, Series, chart, percent, reading
 from launch.records import Group, Measured, Run, Spread, Study
 from launch.row_chart import row_chart
 from launch.run_files import CONFIG
@@ -243,6 +243,5 @@ def _mean_at(
 
 def _point(x: float, spread: Spread, where: str) -> Point:
     """A mean with its standard error as a bar."""
-    error = f" ± {100 * spread.error:.2f}" if spread.n > 1 else ""
-    tip = f"{where}{percent(spread.mean)}{error}, n = {spread.n}"
-    return Point(x, spread.mean, spread.mean - spread.error, spread.mean + spread.error, tip)
+    low, high = spread.mean - spread.error, spread.mean + spread.error
+    return Point(x, spread.mean, low, high, f"{where}{reading(spread)}")

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
+from launch.records import Spread
+
 WIDTH, HEIGHT = 520, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
 
@@ -60,6 +62,12 @@ def number(value: float) -> str:
 
 def percent(value: float) -> str:
     return f"{100 * value:.4g}%"
+
+
+def reading(spread: Spread) -> str:
+    """What is shown under the mouse: 24.3% ± 0.12, n = 3."""
+    error = f" ± {100 * spread.error:.2f}" if spread.n > 1 else ""
+    return f"{percent(spread.mean)}{error}, n = {spread.n}"
 
 
 def chart(title: str, x_label: str, series: Sequence[Series], *, log_x: bool = False) -> str:

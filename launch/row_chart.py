@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from html import escape
 
 from launch.frozen import Frozen, frozen
-from launch.plots import WIDTH, Axis, as_row, figure, linear_axis, percent
+from launch.plots import WIDTH, Axis, as_row, figure, linear_axis, percent, reading
 from launch.records import Spread, Study
 
 LEFT, RIGHT, TOP, BOTTOM = 200, 14, 8, 24
@@ -73,8 +73,7 @@ def _dots(rows: Iterable[tuple[str, Spread]], axis: Axis) -> Iterable[str]:
     yield '<g class="series" style="--h:250">'
     for i, (label, spread) in enumerate(rows):
         y = _middle(i)
-        error = f" ± {100 * spread.error:.2f}" if spread.n > 1 else ""
-        tip = f"{label}: {percent(spread.mean)}{error}, n = {spread.n}"
+        tip = f"{label}: {reading(spread)}"
         if spread.error:
             low, high = (axis.at(spread.mean + sign * spread.error) for sign in (-1, 1))
             yield f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>'
